@@ -1,0 +1,5 @@
+"""`python -m attncalc`."""
+
+from attncalc.cli import main
+
+main()

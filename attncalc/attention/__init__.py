@@ -1,0 +1,43 @@
+"""Attention variants: one file each, its torch layer beside it.
+
+The registry is a literal table, imported on use: starting the program must not load twenty modules.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from attncalc.errors import AttncalcError, shown, suggestion
+
+if TYPE_CHECKING:
+    from attncalc.attention.base import Attention
+
+
+class Entry(NamedTuple):
+    """Where a variant is, and what it is in a few words."""
+
+    module: str
+    name: str
+    about: str
+
+
+_HERE = "attncalc.attention"
+VARIANTS = {
+    "mha": Entry(f"{_HERE}.gqa", "GQA", "softmax attention, a KV head for each query head"),
+    "gqa": Entry(f"{_HERE}.gqa", "GQA", "softmax attention, a KV head for a group of heads"),
+    "mqa": Entry(f"{_HERE}.gqa", "GQA", "softmax attention, one KV head for all"),
+    "mla": Entry(f"{_HERE}.mla", "MLA", "one cached latent and one RoPE key for all heads"),
+    "mla-split": Entry(f"{_HERE}.mla_split", "MLASplit", "cached latents for K and V apart, no RoPE key"),
+}
+
+
+def variant_class(name: str, where: str = "variant") -> "type[Attention]":
+    """The specification class of a variant id.
+
+    Raises:
+        AttncalcError: the id is not known; the nearest one is suggested.
+    """
+    if name not in VARIANTS:
+        hint = suggestion(name, VARIANTS, f"Known: {', '.join(VARIANTS)}")
+        raise AttncalcError(where, "unknown attention variant", got=shown(name), hint=hint)
+    entry = VARIANTS[name]
+    return cast("type[Attention]", getattr(import_module(entry.module), entry.name))

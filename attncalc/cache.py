@@ -1,0 +1,69 @@
+"""What a layer keeps between steps: cache tensors, and how each grows.
+
+Stored and read are different things: a window stores W tokens and reads them, a recurrent state is constant and
+is read and written at each step, a layer that borrows a cache stores nothing and reads it. This module knows what
+is stored; what is read stands in the operations.
+"""
+
+from typing import NamedTuple
+
+from attncalc.axes import Dim
+from attncalc.dtypes import Formats, whole_bytes
+from attncalc.reach import Reach
+
+
+class Tensor(NamedTuple):
+    """A cache tensor at a given context: its shape with the batch, its format, its bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+class CacheTensor(NamedTuple):
+    """One tensor that one layer keeps for each sequence: [heads, tokens, width].
+
+    `reach` says how the token axis grows; None is a constant of `rows`. `kind` picks the storage format.
+    """
+
+    name: str
+    kind: str
+    heads: Dim
+    width: Dim
+    reach: Reach | None
+    rows: int = 0
+
+    @property
+    def elements_per_token(self) -> int:
+        """Elements that one token adds while the tensor grows; 0 for a constant."""
+        return 0 if self.reach is None else self.heads.size * self.width.size
+
+    def tokens(self, context: int) -> int:
+        """Rows of the token axis."""
+        return self.rows if self.reach is None else self.reach.stored(context)
+
+    def row_bits(self, formats: Formats) -> int:
+        """Bits of one token in all heads."""
+        return self.heads.size * formats.of(self.kind, self.width.size).row(self.width.size)
+
+    def at(self, context: int, batch: int, formats: Formats) -> Tensor:
+        """The tensor as it stands when `batch` sequences hold `context` tokens each."""
+        shape = (batch, self.heads.size, self.tokens(context), self.width.size)
+        bits = batch * self.tokens(context) * self.row_bits(formats)
+        name = formats.of(self.kind, self.width.size).name
+        return Tensor(self.name, shape, name, whole_bytes(bits, f"cache tensor {self.name}"))
+
+    def growth_bits(self, context: int, formats: Formats) -> int:
+        """Bits that the next token of one sequence adds at this context."""
+        return (self.tokens(context + 1) - self.tokens(context)) * self.row_bits(formats)
+
+    @property
+    def formula(self) -> str:
+        """Elements per token: `num_kv_heads * head_dim`."""
+        return " * ".join(d.label for d in (self.heads, self.width) if d.label)
+
+
+def total_bytes(tensors: tuple[Tensor, ...]) -> int:
+    """Sum of their bytes."""
+    return sum(t.bytes for t in tensors)

@@ -1,0 +1,48 @@
+"""Options that several commands share, as types. All numbers arrive as text: units are ours to read."""
+
+from typing import Annotated
+
+import typer
+
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[MODEL]...", show_default=False, help="Preset id, hf_id or file."),
+]
+ModelOption = Annotated[list[str] | None, typer.Option("--model", "-m", help="The same, as an option; repeatable.")]
+Context = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        "-c",
+        help="Tokens per sequence, new ones included; 128k = 131072. [default: 131072, or the model's maximum]",
+    ),
+]
+Batch = Annotated[str, typer.Option("--batch", "-b", help="Sequences.")]
+NewTokens = Annotated[str | None, typer.Option("--new-tokens", "-q", help="Tokens computed in this step. [default: 1]")]
+Phase = Annotated[str | None, typer.Option("--phase", help="prefill (all tokens are new) or decode (one is).")]
+KVDtype = Annotated[
+    str | None,
+    typer.Option("--kv-dtype", help="Cache format, or K/V. [default: bf16, or what the checkpoint declares]"),
+]
+WeightDtype = Annotated[str, typer.Option("--weight-dtype", help="Format of the weights in memory.")]
+ActivationDtype = Annotated[str, typer.Option("--activation-dtype", help="Format of activations in memory.")]
+Form = Annotated[
+    str | None,
+    typer.Option("--form", help="How a variant is computed: absorbed, expanded, decompressed, merged."),
+]
+Split = Annotated[str, typer.Option("--tp", help="Tensor-parallel GPUs; numbers are of the one that holds most.")]
+Engine = Annotated[
+    list[str] | None, typer.Option("--engine", help="logical or transformers; repeatable. [default: logical]")
+]
+Count = Annotated[
+    str,
+    typer.Option("--count", help="causal (exact pairs) or dense (what an eager implementation computes)."),
+]
+Mtp = Annotated[bool, typer.Option("--mtp", help="Add the multi-token-prediction layers.")]
+Logits = Annotated[str, typer.Option("--logits", help="all or last: new tokens that go through the head.")]
+Device = Annotated[str | None, typer.Option("--device", help="Accelerator: h100 or h200.")]
+Format = Annotated[str | None, typer.Option("--format", help="table, json, csv or markdown. [default: table]")]
+Json = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
+Output = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file instead of printing.")
+]

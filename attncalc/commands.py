@@ -1,0 +1,261 @@
+"""One function for each command: options in, report out. The command line and tests call these."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from attncalc.errors import AttncalcError, suggestion
+from attncalc.inputs import (
+    DEFAULT_CONTEXT,
+    Named,
+    Options,
+    Resolved,
+    conventions_record,
+    find_models,
+    resolve,
+)
+from attncalc.report import Report
+from attncalc.units import parse_count
+
+Row = dict[str, Any]
+
+
+def _model_inputs(named: list[Named], resolved: list[Resolved], engines: list[str]) -> Row:
+    def common(values: list[Any]) -> Any:
+        return values[0] if len(set(values)) == 1 else values
+
+    return {
+        "models": [{"given": n.given, "model": n.model.id, "found_by": n.found_by} for n in named],
+        "engines": engines,
+        "context": common([r.workload.context for r in resolved]),
+        "new_tokens": common([r.workload.new_tokens for r in resolved]),
+        "batch": resolved[0].workload.batch,
+        "tp": resolved[0].tp,
+    }
+
+
+def _notes(resolved: list[Resolved]) -> list[str]:
+    return [note for r in resolved for note in r.notes]
+
+
+def _one_conventions(resolved: list[Resolved]) -> Row:
+    record = conventions_record(resolved[0].conventions)
+    kv = [r.conventions.formats.kv for r in resolved]
+    return record | {"kv_dtype": kv[0] if len(set(kv)) == 1 else kv}
+
+
+def cache(positional: list[str], options: list[str], engines: list[str], asked: Options) -> Report:
+    """`attncalc cache`."""
+    from attncalc.allocation import allocate, baselines
+
+    named = find_models(positional, options)
+    resolved = [resolve(asked, n.model) for n in named]
+    made = []
+    for n, r in zip(named, resolved, strict=True):
+        for engine in engines:
+            allocation = allocate(
+                n.model,
+                r.workload.context,
+                batch=r.workload.batch,
+                engine=engine,
+                form=r.conventions.form,
+                tp=r.tp,
+                mtp=asked.mtp,
+                formats=r.conventions.formats,
+            )
+            made.append((allocation, baselines(allocation, mtp=asked.mtp)))
+    notes = _notes(resolved)
+    for allocation, compared in made:
+        notes += [f"{allocation.model.id}, {allocation.engine}: {r.rule} ({r.bytes:+,} B)" for r in allocation.reasons]
+        notes += [f"{allocation.model.id}: no {b.name} of these heads: {b.reason}" for b in compared if b.reason]
+        if allocation.tp > 1 and any(t.name == "c_kv" for x in allocation.layers for t in x.tensors):
+            notes.append(f"{allocation.model.id}: each of the {allocation.tp} GPUs holds the whole latent cache")
+    inputs = _model_inputs(named, resolved, engines)
+    del inputs["new_tokens"]
+    from attncalc.report.cache import cache_report
+
+    return cache_report(inputs, _one_conventions(resolved), made, notes)
+
+
+def flops(positional: list[str], options: list[str], engines: list[str], asked: Options) -> Report:
+    """`attncalc flops`."""
+    from attncalc.flops import step_cost
+
+    named = find_models(positional, options)
+    resolved = [resolve(asked, n.model) for n in named]
+    costs = [
+        step_cost(
+            n.model,
+            r.workload.context,
+            r.workload.new_tokens,
+            batch=r.workload.batch,
+            engine=engine,
+            tp=r.tp,
+            conventions=r.conventions,
+        )
+        for n, r in zip(named, resolved, strict=True)
+        for engine in engines
+    ]
+    inputs = _model_inputs(named, resolved, engines) | {"phase": costs[0].workload.phase}
+    from attncalc.report.flops import flops_report
+
+    return flops_report(inputs, _one_conventions(resolved), costs, _notes(resolved))
+
+
+def compare(
+    names: list[str], like: str | None, sizes: Mapping[str, str | None], asked: Options, device: str | None
+) -> Report:
+    """`attncalc compare`."""
+    from attncalc import compare as layers
+    from attncalc.attention import VARIANTS
+    from attncalc.presets import ids, load_device
+
+    if not names:
+        hint = f"Variants: {', '.join(layers.known_variants())}"
+        raise AttncalcError("compare", "name at least one variant or model", hint=hint)
+    accelerator = load_device(device) if device else None
+    dimensions, notes = _dimensions(like, sizes)
+    model_names = [n for n in names if n.partition(":")[0] not in VARIANTS]
+    for name in model_names:
+        if "/" not in name and "." not in name and name.lower() not in ids("models"):
+            known = (*VARIANTS, *ids("models"))
+            hint = suggestion(name, known, "`attncalc variants` and `attncalc models` list all")
+            raise AttncalcError("compare", "no such variant or model", got=repr(name), hint=hint)
+    named = {n.given: n for n in (find_models(model_names, []) if model_names else [])}
+    if asked.context is None:
+        asked = replace(asked, context=str(DEFAULT_CONTEXT))
+    resolved = [resolve(asked, named[n].model if n in named else None) for n in names]
+    chosen = []
+    for name, r in zip(names, resolved, strict=True):
+        if name in named:
+            model = named[name].model
+            found = layers.layers_of_groups(model.id, model.groups, asked.form)
+        else:
+            found = layers.layers_of(name, dimensions, asked.form)
+        chosen += [layers.measure_layer(x, r.workload, r.conventions, r.tp) for x in found]
+    if asked.form and not any(f.layer.form == asked.form for f in chosen):
+        forms = dict.fromkeys(form for f in chosen for form in f.layer.attention.forms)
+        raise AttncalcError(
+            "--form", "nothing named here has this form", got=asked.form, hint=f"Known: {', '.join(forms)}"
+        )
+    first = resolved[0]
+    inputs = {
+        "names": names,
+        "models": [{"given": n.given, "model": n.model.id, "found_by": n.found_by} for n in named.values()],
+        "like": like,
+        "dimensions": asdict(dimensions),
+        "context": first.workload.context,
+        "new_tokens": first.workload.new_tokens,
+        "batch": first.workload.batch,
+        "tp": first.tp,
+        "device": device,
+    }
+    conventions = _one_conventions(resolved)
+    dtype = first.conventions.formats.activation
+    from attncalc.report.compare import compare_report
+
+    return compare_report(inputs, conventions, chosen, accelerator, dtype, [*notes, *_notes(resolved)])
+
+
+def _dimensions(like: str | None, sizes: Mapping[str, str | None]) -> tuple[Any, list[str]]:
+    from attncalc.compare import Dimensions, dimensions_like
+
+    notes: list[str] = []
+    base = Dimensions()
+    if like:
+        model = find_models([like], [])[0].model
+        attention = next((g.attention for g in model.groups if g.attention), None)
+        if attention is None:
+            raise AttncalcError("--like", "must name a model with attention", got=like)
+        base = dimensions_like(attention)
+        if attention.variant != "mla":
+            notes.append(f"latent sizes of mla are DeepSeek-V3's: {model.id} has none")
+    given: dict[str, int | None] = {
+        name: parse_count(text, f"--{name.replace('_', '-')}", minimum=0 if "lora" in name or "rope" in name else 1)
+        for name, text in sizes.items()
+        if text is not None
+    }
+    if given.get("q_lora_rank") == 0:
+        given["q_lora_rank"] = None
+    if "head_dim" in given:
+        given = {"v_head_dim": given["head_dim"], "qk_nope_head_dim": given["head_dim"]} | given
+    if {"heads", "head_dim"} & set(given) and "hidden_size" not in given and not like:
+        given["hidden_size"] = (given.get("heads") or base.heads) * (given.get("head_dim") or base.head_dim)
+    return replace(base, **given), notes  # type: ignore[arg-type]
+
+
+def explain(variant: str | None, models: list[str], asked: Options) -> Report:
+    """`attncalc explain`."""
+    from attncalc.compare import Dimensions, layers_of, layers_of_groups
+    from attncalc.explain import explain_layer
+
+    if bool(variant) == bool(models):
+        raise AttncalcError("explain", "name either a variant or models with --model")
+    rows: list[Row] = []
+    if variant:
+        resolved = [resolve(asked, None)]
+        chosen = [(x, resolved[0]) for x in layers_of(variant, Dimensions(), asked.form or _first_form(variant))]
+        inputs: Row = {"variant": variant, "dimensions": asdict(Dimensions())}
+    else:
+        named = find_models([], models)
+        resolved = [resolve(asked, n.model) for n in named]
+        chosen = []
+        for n, r in zip(named, resolved, strict=True):
+            for group in n.model.groups:
+                if group.attention:
+                    form = asked.form or group.attention.default_form(r.workload)
+                    chosen += [(x, r) for x in layers_of_groups(n.model.id, (group,), form)]
+        inputs = _model_inputs(named, resolved, ["logical"])
+    seen = set()
+    for layer, r in chosen:
+        key = (layer.model, layer.attention, layer.reach, layer.form)
+        if key in seen:
+            continue
+        seen.add(key)
+        cached = "decompressed" if asked.form == layer.form == "decompressed" else layer.attention.forms[0]
+        place = " ".join(filter(None, (layer.model, layer.name, layer.form, layer.reach.text)))
+        rows += explain_layer(place, layer.attention, layer.reach, layer.form, cached, r.workload, r.conventions)
+    workload = resolved[0].workload
+    inputs |= {"context": workload.context, "new_tokens": workload.new_tokens, "batch": workload.batch}
+    from attncalc.report.explain import explain_report
+
+    return explain_report(inputs, _one_conventions(resolved), rows, _notes(resolved))
+
+
+def _first_form(variant: str) -> str | None:
+    from attncalc.attention import variant_class
+
+    return None if ":" in variant else variant_class(variant).forms[0]
+
+
+def models(names: list[str], *, mtp: bool) -> Report:
+    """`attncalc models`."""
+    from attncalc.presets import ids, load
+
+    found = [n.model for n in find_models(names, [])] if names else [load(i) for i in ids("models")]
+    if mtp and not names:
+        raise AttncalcError("--mtp", "name the models whose MTP layers to add")
+    from attncalc.report.catalogue import models_report
+
+    return models_report(found, single=bool(names), mtp=mtp)
+
+
+def variants() -> Report:
+    """`attncalc variants`."""
+    from attncalc.attention import VARIANTS, variant_class
+
+    rows = []
+    for name, entry in VARIANTS.items():
+        cls = variant_class(name)
+        rows.append({"variant": name, "what": entry.about, "forms": list(cls.forms), "source": cls.source})
+    from attncalc.report.catalogue import variants_report
+
+    return variants_report(rows)
+
+
+def devices() -> Report:
+    """`attncalc devices`."""
+    from attncalc.presets import ids, load_device
+    from attncalc.report.catalogue import devices_report
+
+    return devices_report([load_device(i) for i in ids("devices")])

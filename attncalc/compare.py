@@ -1,0 +1,209 @@
+"""Attention layers side by side at equal dimensions: cache, score GEMM, FLOPs, intensity."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from attncalc.attention import VARIANTS, variant_class
+from attncalc.attention.base import Attention, HeadShape, Step, check_form
+from attncalc.attention.gqa import GQA
+from attncalc.attention.mla import MLA
+from attncalc.attention.mla_split import MLASplit
+from attncalc.cache import CacheTensor, total_bytes
+from attncalc.device import Device
+from attncalc.errors import AttncalcError
+from attncalc.model import LayerGroup
+from attncalc.ops import Contraction
+from attncalc.reach import FULL, Reach
+from attncalc.workload import Conventions, Workload
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """The size that all variants share. Defaults are DeepSeek-V3's."""
+
+    hidden_size: int = 7168
+    heads: int = 128
+    kv_heads: int = 8
+    head_dim: int = 128
+    v_head_dim: int = 128
+    kv_lora_rank: int = 512
+    q_lora_rank: int | None = 1536
+    qk_nope_head_dim: int = 128
+    qk_rope_head_dim: int = 64
+
+
+# How each variant is built at given dimensions. RoPE over the whole head; MLA's is decoupled.
+BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
+    "mha": lambda d: GQA(d.hidden_size, d.heads, d.heads, d.head_dim, d.v_head_dim, d.head_dim // 2 * 2),
+    "gqa": lambda d: GQA(d.hidden_size, d.heads, d.kv_heads, d.head_dim, d.v_head_dim, d.head_dim // 2 * 2),
+    "mqa": lambda d: GQA(d.hidden_size, d.heads, 1, d.head_dim, d.v_head_dim, d.head_dim // 2 * 2),
+    "mla": lambda d: MLA(
+        d.hidden_size,
+        d.heads,
+        d.q_lora_rank,
+        d.kv_lora_rank,
+        d.qk_nope_head_dim,
+        d.qk_rope_head_dim,
+        d.v_head_dim,
+    ),
+    "mla-split": lambda d: MLASplit(
+        d.hidden_size, d.heads, d.head_dim, d.v_head_dim, d.kv_lora_rank // 2, d.kv_lora_rank // 2
+    ),
+}
+
+
+def dimensions_like(attention: Attention) -> Dimensions:
+    """The dimensions of a model's attention; what it does not have (latent sizes) stays DeepSeek-V3's.
+
+    Raises:
+        AttncalcError: the variant has no head widths to take.
+    """
+    if isinstance(attention, MLA):
+        return Dimensions(
+            hidden_size=attention.hidden_size,
+            heads=attention.num_heads,
+            head_dim=attention.qk_nope_head_dim,
+            v_head_dim=attention.v_head_dim,
+            kv_lora_rank=attention.kv_lora_rank,
+            q_lora_rank=attention.q_lora_rank,
+            qk_nope_head_dim=attention.qk_nope_head_dim,
+            qk_rope_head_dim=attention.qk_rope_head_dim,
+        )
+    if isinstance(attention, GQA):
+        return Dimensions(
+            hidden_size=attention.hidden_size,
+            heads=attention.num_heads,
+            kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            v_head_dim=attention.v_head_dim,
+            qk_nope_head_dim=attention.head_dim,
+        )
+    raise AttncalcError("--like", "must name a model of softmax or latent attention", got=attention.variant)
+
+
+class Layer(NamedTuple):
+    """One layer of a comparison."""
+
+    name: str
+    attention: Attention
+    reach: Reach
+    form: str
+    model: str | None = None
+    indices: tuple[int, ...] = ()
+
+
+def layers_of(name: str, dimensions: Dimensions, form: str | None) -> list[Layer]:
+    """The layer of a variant, `mla:absorbed` or `mla`: then one for each of its forms."""
+    variant, _, wanted = name.partition(":")
+    variant_class(variant)
+    if variant not in BUILD:
+        raise AttncalcError("variant", f"{variant} has no dimensions to compare at")
+    attention = BUILD[variant](dimensions)
+    wanted = wanted or form or ""
+    if wanted and (wanted in attention.forms or ":" in name):
+        return [Layer(variant, attention, FULL, check_form(attention, wanted))]
+    return [Layer(variant, attention, FULL, f) for f in attention.forms]
+
+
+def layers_of_groups(model: str, groups: tuple[LayerGroup, ...], form: str | None) -> list[Layer]:
+    """The distinct attention layers of a model, each in all its forms or in the one asked for."""
+    found: dict[tuple[Attention, Reach], list[int]] = {}
+    for group in groups:
+        if group.attention:
+            found.setdefault((group.attention, group.reach), []).extend(group.indices)
+    return [
+        Layer(attention.variant, attention, reach, f, model, tuple(sorted(indices)))
+        for (attention, reach), indices in found.items()
+        for f in ((form,) if form in attention.forms else attention.forms)
+        if f
+    ]
+
+
+class LayerFigures(NamedTuple):
+    """What the comparison shows of a layer; FLOPs are one layer's, whole batch, all new tokens."""
+
+    layer: Layer
+    shape: HeadShape
+    cache: tuple[CacheTensor, ...]
+    cache_elements: int
+    cache_bits_per_token: int
+    cache_bytes_constant: int
+    mha_elements: int
+    score: Contraction | None
+    score_flops: int
+    core_flops: int
+    core_bytes: int
+    flops_attention: int
+    parameters: int
+    expand_from: int | None
+
+    def bound(self, device: Device, dtype: str) -> str:
+        """`compute` or `memory`: core FLOPs over peak against core bytes over bandwidth."""
+        compute = self.core_flops * device.bandwidth_bytes_per_s
+        memory = self.core_bytes * device.peak(dtype)
+        return "compute" if compute > memory else "memory"
+
+
+def measure_layer(layer: Layer, workload: Workload, conventions: Conventions, tp: int = 1) -> LayerFigures:
+    """All figures of one layer on one GPU."""
+    attention, formats = layer.attention.shard(tp), conventions.formats
+    cached = "decompressed" if layer.form == "decompressed" else attention.forms[0]
+    step = Step(workload, layer.reach, conventions.count)
+    ops = attention.ops(step, layer.form, cached=cached).contractions
+    core = [op for op in ops if op.name in ("score", "value")]
+    layout = attention.cache(layer.reach, cached)
+    growing = [t for t in layout if t.reach is not None]
+    constant = tuple(t.at(workload.context, 1, formats) for t in layout if t.reach is None)
+    mha = attention.with_kv_heads(attention.query_heads())
+    elements = sum(t.elements_per_token for t in layout)
+    return LayerFigures(
+        layer=layer,
+        shape=attention.heads(layer.form),
+        cache=layout,
+        cache_elements=elements,
+        cache_bits_per_token=sum(t.row_bits(formats) for t in growing),
+        cache_bytes_constant=total_bytes(constant),
+        mha_elements=sum(t.elements_per_token for t in mha.cache(layer.reach, mha.forms[0])) if mha else 0,
+        score=next((op for op in core if op.name == "score"), None),
+        score_flops=sum(op.flops for op in core if op.name == "score"),
+        core_flops=sum(op.flops for op in core),
+        core_bytes=sum(sum(op.bytes(formats).values()) for op in core),
+        flops_attention=sum(op.flops for op in ops),
+        parameters=sum(w.elements for w in attention.weights(layer.form) if not w.buffer),
+        expand_from=expand_from_new_tokens(attention, layer.reach, workload, conventions),
+    )
+
+
+def expand_from_new_tokens(
+    attention: Attention, reach: Reach, workload: Workload, conventions: Conventions
+) -> int | None:
+    """The smallest number of new tokens for which expanding costs fewer FLOPs than absorbing; None if there is none.
+
+    absorbed(T) - expanded(T) = 2*B*H*(T*L*(P+V) + N(T)*(2L-P-V) - S*L*(P+V)) grows with T where 2L > P + V, and
+    is never positive elsewhere, so bisection finds the first T at which it is.
+    """
+    if "absorbed" not in attention.forms or reach.kind != "full":
+        return None
+    kept = attention.forms[0]
+
+    def saved(new_tokens: int) -> int:
+        step = Step(Workload(workload.context, new_tokens, workload.batch), reach, conventions.count)
+        absorbed, expanded = (
+            sum(op.flops for op in attention.ops(step, form, cached=kept).contractions)
+            for form in ("absorbed", "expanded")
+        )
+        return absorbed - expanded
+
+    low, high = 1, workload.context
+    if saved(high) <= 0:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if saved(middle) > 0 else (middle + 1, high)
+    return low
+
+
+def known_variants() -> tuple[str, ...]:
+    """Ids that can be compared."""
+    return tuple(v for v in VARIANTS if v in BUILD)

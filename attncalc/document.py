@@ -1,0 +1,310 @@
+"""Preset documents: plain data in, immutable objects out, nothing repaired and nothing assumed.
+
+`Fields` reads one mapping and knows its path, so that every refusal names the field. A specification class is
+read from its own dataclass fields: no second list of names to keep in step. Every field must be given; what a model
+does not have is written as null, false, none or [], so that no dropped line can pass for a default.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from attncalc.attention import variant_class
+from attncalc.attention.base import Attention
+from attncalc.dtypes import check_kv_format
+from attncalc.errors import AttncalcError, shown, suggestion
+from attncalc.ffn import FFN, Dense, MoE
+from attncalc.model import MTP, ExtraWeight, LayerGroup, Model, Norm
+from attncalc.reach import FULL, Reach
+from attncalc.units import MAX_COUNT
+
+T = TypeVar("T")
+MAX_LAYERS = 10_000
+Status = Literal["verified", "verified_secondhand", "document", "own"]
+
+
+class Fields:
+    """One mapping of a document: typed access, and a refusal of what nobody asked for."""
+
+    def __init__(self, data: object, where: str) -> None:
+        if not isinstance(data, Mapping):
+            raise AttncalcError(where, "must be a mapping", got=shown(data))
+        self._data, self.where, self._seen = data, where, set[str]()
+        for key in data:
+            if not isinstance(key, str):
+                raise AttncalcError(where, "keys must be text", got=shown(key))
+
+    def path(self, name: str) -> str:
+        """Where a field stands, for messages."""
+        return f"{self.where}{'.' if ': ' in self.where else ': '}{name}"
+
+    def stated(self, name: str) -> bool:
+        """Whether the field, which must be there, is not null."""
+        return self._raw(name) is not None
+
+    def is_text(self, name: str) -> bool:
+        """Whether the field, which must be there, is text."""
+        return isinstance(self._raw(name), str)
+
+    def absent(self, name: str) -> bool:
+        """Whether the field, which need not be there, is not."""
+        return name not in self._data
+
+    def _raw(self, name: str) -> object:
+        self._seen.add(name)
+        if name not in self._data:
+            near = suggestion(name, [k for k in self._data if k not in self._seen])
+            raise AttncalcError(self.path(name), "is missing", hint=near)
+        return self._data[name]
+
+    def get(self, name: str, kind: Any) -> Any:
+        """The field as `kind`: int, bool, str, a Literal, or one of these or None."""
+        return self._checked(name, self._raw(name), kind)
+
+    def _checked(self, name: str, value: object, kind: Any) -> object:
+        if get_origin(kind) is Literal:
+            if value not in get_args(kind) or isinstance(value, bool):
+                rule = f"must be one of {', '.join(map(str, get_args(kind)))}"
+                raise AttncalcError(self.path(name), rule, got=shown(value))
+            return value
+        if isinstance(kind, UnionType):
+            if value is None and NoneType in get_args(kind):
+                return None
+            (kind,) = (k for k in get_args(kind) if k is not NoneType)
+        words = {int: "a whole number", bool: "true or false", str: "text"}
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise AttncalcError(self.path(name), f"must be {words[kind]}", got=shown(value))
+        if kind is int and not 0 <= value <= MAX_COUNT:
+            raise AttncalcError(self.path(name), "must be between 0 and 2^53", got=shown(value))
+        return value
+
+    def names(self) -> tuple[str, ...]:
+        """All field names."""
+        return tuple(self._data)
+
+    def positive(self, name: str) -> int:
+        """A whole number of at least 1."""
+        value: int = self.get(name, int)
+        if value < 1:
+            raise AttncalcError(self.path(name), "must be at least 1", got=value)
+        return value
+
+    def child(self, name: str) -> "Fields":
+        """A mapping inside this one."""
+        return Fields(self._raw(name), self.path(name))
+
+    def items(self, name: str) -> list[object]:
+        """A list inside this one."""
+        value = self._raw(name)
+        if not isinstance(value, list):
+            raise AttncalcError(self.path(name), "must be a list", got=shown(value))
+        return value
+
+    def children(self, name: str) -> list["Fields"]:
+        """A list of mappings."""
+        return [Fields(item, f"{self.path(name)}[{i}]") for i, item in enumerate(self.items(name))]
+
+    def finish(self) -> None:
+        """Refuse fields that were not read."""
+        for key in self._data:
+            if key not in self._seen:
+                known = sorted(self._seen - set(self._data)) or sorted(self._seen)
+                raise AttncalcError(self.path(key), "is not a known field here", hint=suggestion(key, known))
+
+
+def read_spec(cls: type[T], node: Fields, **given: Any) -> T:
+    """An instance of the dataclass `cls` from the fields of `node` that are not `given`."""
+    values = dict(given)
+    for f in fields(cls):  # type: ignore[arg-type]
+        if f.name not in given:
+            values[f.name] = node.get(f.name, f.type)
+    node.finish()
+    try:
+        return cls(**values)
+    except AttncalcError as error:
+        place = node.path(error.where) if error.where else node.where
+        raise AttncalcError(place, error.rule, got=error.got, hint=error.hint) from None
+
+
+def read_indices(node: Fields, total: int) -> tuple[int, ...]:
+    """Layer numbers: `all`, an index, Python slices, or several: `"0:3, 5, 7::6"`."""
+    text = node.get("indices", str)
+    if text == "all":
+        return tuple(range(total))
+    out: list[int] = []
+    for part in text.split(","):
+        words = [w.strip() for w in part.split(":")]
+        if len(words) > 3 or any(w and not (w.isascii() and w.isdigit() and len(w) < 7) for w in words):
+            rule = "must be `all`, indices or slices such as '0:3, 5::6'"
+            raise AttncalcError(node.path("indices"), rule, got=shown(text))
+        if len(words) == 1 and words[0]:
+            numbers = range(int(words[0]), int(words[0]) + 1)
+        else:
+            start, stop, step = [*words, "", ""][:3]
+            if step and not int(step):
+                raise AttncalcError(node.path("indices"), "a slice's step must be at least 1", got=shown(text))
+            numbers = range(int(start or 0), int(stop or total), int(step or 1))
+        if not numbers or numbers[-1] >= total:
+            rule = f"must name layers from 0 to {total - 1}"
+            raise AttncalcError(node.path("indices"), rule, got=shown(part.strip()))
+        out += numbers
+    return tuple(sorted(out))
+
+
+def read_reach(node: Fields) -> Reach:
+    """`reach: full`, or `{window: 128}`, or `{chunk: 8192}`."""
+    if node.is_text("reach"):
+        node.get("reach", Literal["full"])
+        return FULL
+    inner = node.child("reach")
+    kind: Literal["window", "chunk"] = "chunk" if inner.absent("window") else "window"
+    size = inner.positive(kind)
+    inner.finish()
+    return Reach(kind, size)
+
+
+def read_attention(node: Fields, hidden_size: int, *, own_kv: bool) -> Attention:
+    """An attention by its `variant`."""
+    name = node.get("variant", str)
+    cls = variant_class(name, node.path("variant"))
+    given: dict[str, Any] = {"hidden_size": hidden_size}
+    names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    if "own_kv" in names:
+        given["own_kv"] = own_kv
+    elif not own_kv:
+        raise AttncalcError(node.path("variant"), "cannot read another layer's cache", got=name)
+    spec = read_spec(cls, node, **given)
+    if spec.variant != name:
+        raise AttncalcError(node.path("variant"), f"these dimensions make {spec.variant}", got=name)
+    return spec
+
+
+def read_ffn(node: Fields, hidden_size: int) -> FFN:
+    """`kind: dense` or `kind: moe` with their dimensions."""
+    kind = node.get("kind", Literal["dense", "moe"])
+    if kind == "dense":
+        return read_spec(Dense, node, hidden_size=hidden_size)
+    return read_spec(MoE, node, hidden_size=hidden_size)
+
+
+def read_groups(nodes: list[Fields], hidden_size: int, total: int, first: int = 0) -> tuple[LayerGroup, ...]:
+    """Groups that name every layer exactly once."""
+    groups, owner = [], dict[int, Fields]()
+    for node in nodes:
+        indices = read_indices(node, total)
+        for i in indices:
+            if i in owner:
+                raise AttncalcError(node.path("indices"), "every layer belongs to one group", got=f"{i} twice")
+            owner[i] = node
+        sources = _cache_sources(node, len(indices))
+        attention, reach = None, FULL
+        if node.stated("attention"):
+            attention = read_attention(node.child("attention"), hidden_size, own_kv=not sources)
+            reach = read_reach(node)
+        elif node.stated("reach") or sources:
+            raise AttncalcError(node.path("reach"), "must be null, as cache_from, where there is no attention")
+        ffn = read_ffn(node.child("ffn"), hidden_size) if node.stated("ffn") else None
+        if attention is None and ffn is None:
+            raise AttncalcError(node.where, "a layer needs attention, ffn or both")
+        norms = node.get("norms", int)
+        node.finish()
+        shifted = tuple(first + i for i in indices)
+        groups.append(LayerGroup(shifted, attention, ffn, norms, reach, sources))
+    missing = [i for i in range(total) if i not in owner]
+    if missing:
+        raise AttncalcError(
+            nodes[0].where.rpartition("[")[0] if nodes else "layers", f"no group names layer {missing[0]}"
+        )
+    return tuple(groups)
+
+
+def _cache_sources(node: Fields, count: int) -> tuple[int, ...]:
+    if not node.stated("cache_from"):
+        return ()
+    sources = node.items("cache_from")
+    if len(sources) != count:
+        rule = f"must name one layer for each of the {count} of this group"
+        raise AttncalcError(node.path("cache_from"), rule, got=f"{len(sources)}")
+    for i in sources:
+        if not isinstance(i, int) or isinstance(i, bool) or i < 0:
+            raise AttncalcError(node.path("cache_from"), "must be layer numbers", got=shown(i))
+    return tuple(i for i in sources if isinstance(i, int))
+
+
+def read_extra(node: Fields, total: int) -> ExtraWeight:
+    """A named extra weight, in all of the layers that `indices` names, or once."""
+    copies = len(read_indices(node, total)) if node.stated("indices") else 1
+    shape = node.items("shape")
+    if not shape or any(not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_COUNT for n in shape):
+        raise AttncalcError(node.path("shape"), "must be a list of whole numbers", got=shown(shape))
+    return read_spec(ExtraWeight, node, copies=copies, shape=tuple(shape))
+
+
+def read_model(data: object, where: str) -> Model:
+    """The model that a preset document describes.
+
+    Raises:
+        AttncalcError: a field is missing, unknown, of the wrong type, or contradicts another.
+    """
+    top = Fields(data, where)
+    hidden_size, total = top.positive("hidden_size"), top.positive("num_hidden_layers")
+    if total > MAX_LAYERS:
+        raise AttncalcError(top.path("num_hidden_layers"), f"must be at most {MAX_LAYERS}", got=total)
+    groups = read_groups(top.children("layers"), hidden_size, total)
+    _check_sources(top, groups)
+    model = Model(
+        id=top.get("id", str),
+        hf_id=top.get("hf_id", str | None),
+        model_type=top.get("model_type", str | None),
+        source=_source(top.child("source")),
+        notes=() if top.absent("notes") else tuple(str(n) for n in top.items("notes")),
+        hidden_size=hidden_size,
+        vocab_size=top.positive("vocab_size") if top.stated("vocab_size") else None,
+        tie_word_embeddings=top.get("tie_word_embeddings", bool),
+        norm=top.get("norm", Norm),
+        final_norm=top.get("final_norm", bool),
+        max_position_embeddings=top.positive("max_position_embeddings")
+        if top.stated("max_position_embeddings")
+        else None,
+        kv_cache_dtype=_declared_format(top),
+        groups=groups,
+        mtp=_mtp(top, hidden_size, total) if top.stated("mtp") else None,
+        extra_weights=tuple(read_extra(n, total) for n in top.children("extra_weights")),
+        path=where,
+    )
+    top.finish()
+    return model
+
+
+def _declared_format(top: Fields) -> str | None:
+    name: str | None = top.get("kv_cache_dtype", str | None)
+    if name is not None:
+        check_kv_format(name, top.path("kv_cache_dtype"))
+    return name
+
+
+def _mtp(top: Fields, hidden_size: int, total: int) -> MTP:
+    node = top.child("mtp")
+    count = node.positive("num_layers")
+    groups = read_groups(node.children("layers"), hidden_size, count, first=total)
+    mtp = MTP(groups, tuple(read_extra(n, count) for n in node.children("extra_weights")))
+    node.finish()
+    return mtp
+
+
+def _check_sources(top: Fields, groups: tuple[LayerGroup, ...]) -> None:
+    owners = {i: g for g in groups for i in g.indices}
+    for group in groups:
+        for index, source in zip(group.indices, group.cache_from, strict=False):
+            owner = owners.get(source)
+            if owner is None or source >= index or owner.cache_from or owner.attention is None:
+                rule = f"layer {index} must read an earlier layer with a cache of its own"
+                raise AttncalcError(top.path("layers"), rule, got=f"cache_from {source}")
+
+
+def _source(node: Fields) -> dict[str, Any]:
+    out = {"where": node.get("where", str), "date": str(node.get("date", str))}
+    out["status"] = node.get("status", Status)
+    node.finish()
+    return out

@@ -1,0 +1,45 @@
+"""The one kind of error that a user can cause, and how its line is built."""
+
+from collections.abc import Iterable
+
+
+class AttncalcError(ValueError):
+    """Something that the user named is not understood or not possible.
+
+    `str(error)` is one line: `where: rule, got value. hint`. The command line prints it and exits with 2;
+    whatever else is raised is a bug of this program.
+    """
+
+    def __init__(self, where: str, rule: str, *, got: object = None, hint: str = "") -> None:
+        self.where, self.rule, self.got, self.hint = where, rule, got, hint
+        line = f"{where}: {rule}" if where else rule
+        if got is not None:
+            line += f", got {got}"
+        if hint:
+            line += f". {hint}"
+        super().__init__(one_line(line))
+
+    def at(self, where: str) -> "AttncalcError":
+        """The same error with `where` put before its place."""
+        place = f"{where}: {self.where}" if self.where else where
+        return AttncalcError(place, self.rule, got=self.got, hint=self.hint)
+
+
+def one_line(text: str, limit: int = 400) -> str:
+    """`text` with control characters escaped and its middle cut, so that no input can break the line."""
+    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return clean if len(clean) <= limit else f"{clean[: limit - 60]} ... {clean[-50:]}"
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """`value` as an error message quotes it: its repr, cut at `limit` characters."""
+    text = repr(value) if not isinstance(value, (dict, list)) else f"a {type(value).__name__}"
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def suggestion(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """A hint that names the nearest known word, or `otherwise`."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return f"Did you mean {near[0]!r}?" if near else otherwise

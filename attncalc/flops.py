@@ -1,0 +1,257 @@
+"""What a step costs: FLOPs and bytes by operation, layer group and model."""
+
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from attncalc.allocation import check_form_known, model_formats, own_form
+from attncalc.attention.base import Step
+from attncalc.axes import Dim, Weight
+from attncalc.dtypes import Formats, whole_bytes
+from attncalc.engines import engine as find_engine
+from attncalc.errors import AttncalcError
+from attncalc.model import ExtraWeight, LayerGroup, Model
+from attncalc.ops import (
+    LAYER_NORM,
+    RESIDUAL,
+    RMS_NORM,
+    Contraction,
+    Ops,
+    Role,
+    Rowwise,
+    activation,
+    product,
+    weight,
+)
+from attncalc.workload import Conventions, Workload
+
+if TYPE_CHECKING:
+    from attncalc.engines.base import Engine
+
+NORM_FLOPS = {"rms": RMS_NORM, "layer": LAYER_NORM - 1, "layer_bias": LAYER_NORM, "none": LAYER_NORM - 2}
+
+
+class LayerCost(NamedTuple):
+    """One group of equal layers; `attention` and `ffn` are one layer's operations."""
+
+    group: LayerGroup
+    form: str
+    attention: Ops
+    ffn: Ops
+    rowwise: tuple[Rowwise, ...]
+    weight_bytes: int
+
+    @property
+    def layers(self) -> int:
+        """How many layers the group has."""
+        return len(self.group.indices)
+
+    @property
+    def contractions(self) -> tuple[Contraction, ...]:
+        """Of one layer."""
+        return self.attention.contractions + self.ffn.contractions
+
+    @property
+    def flops_attention(self) -> int:
+        """Of all layers of the group."""
+        return self.layers * sum(op.flops for op in self.attention.contractions)
+
+    @property
+    def flops_ffn(self) -> int:
+        """Of all layers of the group."""
+        return self.layers * sum(op.flops for op in self.ffn.contractions)
+
+    @property
+    def flops_elementwise(self) -> int:
+        """Of all layers of the group, stated counts."""
+        every = self.attention.rowwise + self.ffn.rowwise + self.rowwise
+        return self.layers * sum(op.flops for op in every)
+
+
+class StepCost(NamedTuple):
+    """One step of a whole model on one GPU: all sequences, all new tokens."""
+
+    model: Model
+    engine: str
+    workload: Workload
+    conventions: Conventions
+    tp: int
+    layers: tuple[LayerCost, ...]
+    head: Ops
+    extra: tuple[tuple[ExtraWeight, Contraction], ...]
+    outer_weight_bytes: int
+
+    def _extra_flops(self, *places: str) -> int:
+        return sum(op.flops * w.copies for w, op in self.extra if w.place in places)
+
+    @property
+    def flops_attention(self) -> int:
+        """With projections."""
+        return sum(layer.flops_attention for layer in self.layers) + self._extra_flops("attention")
+
+    @property
+    def flops_ffn(self) -> int:
+        """With routers."""
+        return sum(layer.flops_ffn for layer in self.layers) + self._extra_flops("ffn", "embedding")
+
+    @property
+    def flops_head(self) -> int:
+        """Logits; the embedding is a look-up and costs none."""
+        return sum(op.flops for op in self.head.contractions) + self._extra_flops("head")
+
+    @property
+    def total(self) -> int:
+        """Attention, feed-forward and head."""
+        return self.flops_attention + self.flops_ffn + self.flops_head
+
+    @property
+    def flops_elementwise(self) -> int:
+        """Softmax, norms, rotation, gates, biases, residuals: stated counts, apart from the total."""
+        return sum(layer.flops_elementwise for layer in self.layers) + sum(op.flops for op in self.head.rowwise)
+
+    def _bytes(self, role: Role) -> int:
+        formats = self.conventions.formats
+        inner = sum(layer.layers * sum(op.bytes(formats)[role] for op in layer.contractions) for layer in self.layers)
+        head = sum(op.bytes(formats)[role] for op in self.head.contractions)
+        return inner + head + sum(w.copies * op.bytes(formats)[role] for w, op in self.extra)
+
+    @property
+    def bytes_weights(self) -> int:
+        """Each weight once; of experts and tables what the tokens can reach."""
+        return sum(layer.layers * layer.weight_bytes for layer in self.layers) + self.outer_weight_bytes
+
+    @property
+    def bytes_cache_read(self) -> int:
+        """What the operations need; a borrowed cache is read again."""
+        return self._bytes("cache")
+
+    @property
+    def bytes_cache_write(self) -> int:
+        """The record of every new token."""
+        return self._bytes("cache_write")
+
+    @property
+    def bytes_activations(self) -> int:
+        """Operands in and results out of every product; scores stay on chip."""
+        return self._bytes("activation")
+
+    @property
+    def bytes_total(self) -> int:
+        """All of the above."""
+        return self.bytes_weights + self.bytes_cache_read + self.bytes_cache_write + self.bytes_activations
+
+
+def step_cost(
+    model: Model,
+    context: int,
+    new_tokens: int = 1,
+    *,
+    batch: int = 1,
+    engine: str = "logical",
+    tp: int = 1,
+    conventions: Conventions | None = None,
+) -> StepCost:
+    """FLOPs and bytes of one step.
+
+    Raises:
+        AttncalcError: the engine, the form, the formats or the split do not fit the model.
+    """
+    workload = Workload(context, new_tokens, batch)
+    conventions = conventions or Conventions(formats=model_formats(model))
+    profile = find_engine(engine)
+    profile.check_formats(conventions.formats)
+    check_form_known(model, conventions.form)
+    groups = model.layer_groups(mtp=conventions.mtp)
+    layers = tuple(layer_cost(model, profile, g, workload, conventions, tp) for g in groups)
+    extra, extra_bytes = _extra(model, workload, conventions)
+    head, outer = _head(model, workload, conventions, tp)
+    return StepCost(model, engine, workload, conventions, tp, layers, head, extra, outer + extra_bytes)
+
+
+def layer_cost(
+    model: Model,
+    profile: "Engine",
+    group: LayerGroup,
+    workload: Workload,
+    conventions: Conventions,
+    tp: int = 1,
+) -> LayerCost:
+    """One group of equal layers, split over `tp` GPUs."""
+    attention = group.attention.shard(tp) if group.attention else None
+    ffn = group.ffn.shard(tp) if group.ffn else None
+    none, form, weights = Ops((), ()), "none", list[Weight]()
+    attention_ops = ffn_ops = none
+    if attention:
+        form, cached = profile.execution(attention, workload, own_form(group, conventions.form))
+        step = Step(workload, profile.attended(model, group), conventions.count)
+        attention_ops = attention.ops(step, form, cached=cached)
+        weights += attention.weights(form)
+    if ffn:
+        ffn_ops = ffn.ops(workload)
+        weights += ffn.read_weights(workload)
+    axes = {
+        "b": Dim(workload.batch, "batch"),
+        "t": Dim(workload.new_tokens, "new_tokens"),
+        "D": Dim(model.hidden_size, "hidden_size"),
+    }
+    rowwise = [Rowwise("norm", "b t D", group.norms * NORM_FLOPS[model.norm], axes)] if group.norms else []
+    if model.vocab_size is not None:
+        blocks = (attention is not None) + (ffn is not None)
+        rowwise.append(Rowwise("residual", "b t D", blocks * RESIDUAL, axes))
+    formats = conventions.formats
+    held = sum(_weight_bytes(w.sizes, formats) for w in weights)
+    held += _vector_bytes(model, group.norms, formats)
+    return LayerCost(group._replace(attention=attention, ffn=ffn), form, attention_ops, ffn_ops, tuple(rowwise), held)
+
+
+def _weight_bytes(shape: tuple[int, ...], formats: Formats) -> int:
+    *lead, last = shape
+    return whole_bytes(prod(lead) * formats.of("weight", last).row(last), "weights")
+
+
+def _vector_bytes(model: Model, norms: int, formats: Formats) -> int:
+    vectors = model.norm_elements(norms) // model.hidden_size
+    return _weight_bytes((vectors, model.hidden_size), formats)
+
+
+def _head(model: Model, workload: Workload, conventions: Conventions, tp: int) -> tuple[Ops, int]:
+    if model.vocab_size is None:
+        return Ops((), ()), 0
+    counted = {"all": workload.new_tokens, "last": 1}.get(conventions.head_tokens)
+    if counted is None:
+        raise AttncalcError("--logits", "must be all or last", got=conventions.head_tokens)
+    vocabulary = -(-model.vocab_size // tp)
+    axes = {
+        "b": Dim(workload.batch, "batch"),
+        "t": Dim(counted, "new_tokens" if conventions.head_tokens == "all" else "1"),
+        "D": Dim(model.hidden_size, "hidden_size"),
+        "V": Dim(vocabulary, "vocab_size"),
+    }
+    logits = product("lm_head", activation("x", "b t D"), weight("lm_head", "V D"), activation("logits", "b t V"), axes)
+    formats = conventions.formats
+    rows = min(vocabulary, workload.batch * workload.new_tokens)
+    held = _weight_bytes((vocabulary, model.hidden_size), formats)
+    held += _weight_bytes((rows, model.hidden_size), formats) + _vector_bytes(model, int(model.final_norm), formats)
+    every = axes | {"t": Dim(workload.new_tokens, "new_tokens")}
+    norm = Rowwise("final_norm", "b t D", NORM_FLOPS[model.norm], every)
+    return Ops((logits,), (norm,) if model.final_norm else ()), held
+
+
+def _extra(
+    model: Model, workload: Workload, conventions: Conventions
+) -> tuple[tuple[tuple[ExtraWeight, Contraction], ...], int]:
+    ops, held = [], 0
+    for w in model.extras(mtp=conventions.mtp):
+        shape = w.shape
+        if w.place == "embedding":
+            shape = (min(shape[0], workload.batch * workload.new_tokens), *shape[1:])
+        held += w.copies * _weight_bytes(shape, conventions.formats)
+        if w.operation == "linear":
+            axes = {
+                "b": Dim(workload.batch, "batch"),
+                "t": Dim(workload.new_tokens, "new_tokens"),
+                "o": Dim(w.shape[0], f"{w.name} rows"),
+                "i": Dim(prod(w.shape[1:]), f"{w.name} columns"),
+            }
+            x, y = activation("x", "b t i"), activation("y", "b t o")
+            ops.append((w, product(w.name, x, weight(w.name, "o i"), y, axes)))
+    return tuple(ops), held

@@ -1,0 +1,168 @@
+"""A model: an embedding, groups of equal layers, a head, and named weights that fit nowhere else."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from attncalc.attention.base import Attention
+from attncalc.axes import Dim, Weight
+from attncalc.errors import AttncalcError
+from attncalc.ffn import FFN
+from attncalc.reach import FULL, Reach
+
+if TYPE_CHECKING:
+    from attncalc.allocation import Allocation
+    from attncalc.flops import StepCost
+
+Norm = Literal["rms", "layer", "layer_bias", "none"]
+NORM_WEIGHTS: dict[Norm, int] = {"rms": 1, "layer": 1, "layer_bias": 2, "none": 0}
+
+
+class LayerGroup(NamedTuple):
+    """Layers that are equal in everything; `cache_from` names, for each of them, the layer whose cache it reads."""
+
+    indices: tuple[int, ...]
+    attention: Attention | None
+    ffn: FFN | None
+    norms: int = 0
+    reach: Reach = FULL
+    cache_from: tuple[int, ...] = ()
+
+    @property
+    def variant(self) -> str:
+        """The attention's id, or `none`."""
+        return self.attention.variant if self.attention else "none"
+
+
+@dataclass(frozen=True)
+class ExtraWeight:
+    """A weight that is no part of the attention, the feed-forward, the norms, the embedding or the head.
+
+    `copies` layers (or 1) have it. `operation`: `none`, or `linear` (2 * elements for each new token). `place`:
+    which sum its FLOPs join; one of the `embedding` is a table of which a step reads a row per token.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    copies: int = 1
+    operation: Literal["none", "linear"] = "none"
+    place: Literal["embedding", "attention", "ffn", "head"] = "ffn"
+    buffer: bool = False
+
+    @property
+    def elements(self) -> int:
+        """In all copies."""
+        return self.copies * prod(self.shape)
+
+
+class MTP(NamedTuple):
+    """Multi-token-prediction layers, known and left out unless asked for."""
+
+    groups: tuple[LayerGroup, ...]
+    extra_weights: tuple[ExtraWeight, ...] = ()
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder, or attention layers alone where `vocab_size` is None."""
+
+    id: str
+    hidden_size: int
+    groups: tuple[LayerGroup, ...]
+    vocab_size: int | None = None
+    tie_word_embeddings: bool = False
+    norm: Norm = "none"
+    final_norm: bool = False
+    max_position_embeddings: int | None = None
+    mtp: MTP | None = None
+    extra_weights: tuple[ExtraWeight, ...] = ()
+    model_type: str | None = None
+    hf_id: str | None = None
+    kv_cache_dtype: str | None = None
+    source: dict[str, Any] = field(default_factory=dict, compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    path: str = field(default="", compare=False)
+
+    @property
+    def num_layers(self) -> int:
+        """Hidden layers, without MTP."""
+        return sum(len(g.indices) for g in self.groups)
+
+    def layer_groups(self, *, mtp: bool) -> tuple[LayerGroup, ...]:
+        """The groups that count.
+
+        Raises:
+            AttncalcError: MTP layers are asked for and the model states none.
+        """
+        if not mtp:
+            return self.groups
+        if self.mtp is None:
+            raise AttncalcError("--mtp", f"{self.id} states no multi-token-prediction layers")
+        return self.groups + self.mtp.groups
+
+    def extras(self, *, mtp: bool) -> tuple[ExtraWeight, ...]:
+        """Named extra weights that count."""
+        return self.extra_weights + (self.mtp.extra_weights if mtp and self.mtp else ())
+
+    def norm_elements(self, norms: int) -> int:
+        """Elements of so many norms over the hidden size."""
+        return norms * NORM_WEIGHTS[self.norm] * self.hidden_size
+
+    def embedding(self) -> tuple[Weight, ...]:
+        """The token table, and the head where it is not the same."""
+        if self.vocab_size is None:
+            return ()
+        axes = {"V": Dim(self.vocab_size, "vocab_size"), "D": Dim(self.hidden_size, "hidden_size")}
+        table = Weight("embed_tokens.weight", "V D", axes)
+        return (table,) if self.tie_word_embeddings else (table, Weight("lm_head.weight", "V D", axes))
+
+    def parameter_parts(self, *, mtp: bool = False) -> dict[str, int]:
+        """Parameters by part; the parts add up to the total. Buffers stand apart."""
+        groups, extras = self.layer_groups(mtp=mtp), self.extras(mtp=mtp)
+        attention = sum(
+            len(g.indices) * w.elements for g in groups if g.attention for w in self._published(g.attention)
+        )
+        ffn = list(self._ffn_weights(groups))
+        return {
+            "attention": attention,
+            "ffn": sum(n * w.elements for n, w in ffn if not w.buffer),
+            "norms": self.norm_elements(sum(len(g.indices) * g.norms for g in groups) + int(self.final_norm)),
+            "embedding_and_head": sum(w.elements for w in self.embedding()),
+            "extra": sum(w.elements for w in extras if not w.buffer),
+            "buffers": sum(n * w.elements for n, w in ffn if w.buffer) + sum(w.elements for w in extras if w.buffer),
+        }
+
+    @staticmethod
+    def _published(attention: Attention) -> tuple[Weight, ...]:
+        return attention.weights(attention.forms[0])
+
+    @staticmethod
+    def _ffn_weights(groups: tuple[LayerGroup, ...]) -> Iterator[tuple[int, Weight]]:
+        for group in groups:
+            if group.ffn:
+                for w in group.ffn.weights():
+                    yield len(group.indices), w
+
+    def parameters(self, *, mtp: bool = False) -> int:
+        """All parameters of the text model, tied ones once, buffers not."""
+        parts = self.parameter_parts(mtp=mtp)
+        return sum(parts.values()) - parts["buffers"]
+
+    def active_parameters(self, *, mtp: bool = False) -> int:
+        """Total - (experts - top_k) * one expert in each MoE layer; embedding and head included."""
+        groups = self.layer_groups(mtp=mtp)
+        idle = sum(len(g.indices) * g.ffn.inactive_parameters for g in groups if g.ffn)
+        return self.parameters(mtp=mtp) - idle
+
+    def cache(self, context: int, **options: Any) -> "Allocation":
+        """What the model keeps for `context` tokens; options as in `allocation.allocate`."""
+        from attncalc.allocation import allocate
+
+        return allocate(self, context, **options)
+
+    def flops(self, context: int, new_tokens: int = 1, **options: Any) -> "StepCost":
+        """What a step costs; options as in `flops.step_cost`."""
+        from attncalc.flops import step_cost
+
+        return step_cost(self, context, new_tokens, **options)

@@ -1,0 +1,195 @@
+"""Finding, parsing and building models and devices from files. The only importer of yaml."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attncalc.errors import AttncalcError, shown, suggestion
+
+if TYPE_CHECKING:
+    from attncalc.device import Device
+    from attncalc.model import Model
+
+MAX_BYTES = 16 * 2**20
+MAX_DEPTH = 24
+SUFFIXES = (".json", ".yaml", ".yml", ".gguf")
+
+
+def folder(kind: str) -> Path:
+    """Where presets of a kind (`models`, `devices`) lie: inside the installed package, else beside it."""
+    package = Path(__file__).parent
+    inside = package / "presets" / kind
+    return inside if inside.is_dir() else package.parent / "presets" / kind
+
+
+def ids(kind: str) -> list[str]:
+    """All preset ids of a kind, sorted; nothing is parsed."""
+    return sorted(p.stem for p in folder(kind).glob("*.yaml"))
+
+
+def find_model(name: str) -> tuple[Path, str]:
+    """The file that `name` means, and which rule found it: path, preset or hf_id.
+
+    Raises:
+        AttncalcError: nothing has that name, or the path cannot be read.
+    """
+    looks_like_path = "/" in name or "\\" in name or name.lower().endswith(SUFFIXES)
+    if looks_like_path and _exists(name):
+        return Path(name), "path"
+    preset = folder("models") / f"{name.lower()}.yaml"
+    if "/" not in name and "\x00" not in name and len(name) < 128 and preset.is_file():
+        return preset, "preset"
+    if name.count("/") == 1:
+        for path in sorted(folder("models").glob("*.yaml")):
+            if _hf_id(path) == name.lower():
+                return path, "hf_id"
+    hint = suggestion(name, ids("models"), "`attncalc models` lists all")
+    rule = "no such file, preset or hf_id" if looks_like_path else "no such preset"
+    raise AttncalcError("--model", rule, got=shown(name), hint=hint)
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _hf_id(path: Path) -> str:
+    # A line of the file, not a parse of all files: `hf_id` stands on a line of its own in every preset.
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("hf_id:"):
+            return line.partition(":")[2].strip().strip("'\"").lower()
+    return ""
+
+
+def load(model: str | Path | Mapping[str, Any]) -> "Model":
+    """The model of a preset id, an `hf_id`, a path to a model file, or a document as a mapping.
+
+    Raises:
+        AttncalcError: it is not found, or a field of it is not understood.
+    """
+    from attncalc.document import read_model
+
+    if isinstance(model, Mapping):
+        return read_model(model, "document")
+    path, _ = find_model(str(model))
+    return read_model(read_document(path), _name(path))
+
+
+def load_device(name: str) -> "Device":
+    """The accelerator of a preset id.
+
+    Raises:
+        AttncalcError: no such device; the nearest one is suggested.
+    """
+    from attncalc.device import read_device
+
+    path = folder("devices") / f"{name.lower()}.yaml"
+    if not name.replace("-", "").replace(".", "").isalnum() or not path.is_file():
+        hint = suggestion(name, ids("devices"), f"Known: {', '.join(ids('devices'))}")
+        raise AttncalcError("--device", "no such device", got=shown(name), hint=hint)
+    return read_device(read_document(path), _name(path))
+
+
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}" if path.parent.parent.name == "presets" else str(path)
+
+
+def read_document(path: Path) -> object:
+    """The data in a YAML or JSON file.
+
+    Raises:
+        AttncalcError: it is too large, no text, no YAML or JSON, nested too deeply, or uses aliases.
+    """
+    where = _name(path)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise AttncalcError(where, "is a folder without a config.json")
+        path = path / "config.json"
+        where = str(path)
+    try:
+        if not path.is_file():
+            raise AttncalcError(where, "is not a regular file")
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise AttncalcError(where, "must be at most 16 MiB", got=f"{size} bytes")
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise AttncalcError(where, "cannot be read", got=error.strerror or "an error") from None
+    except UnicodeDecodeError as error:
+        raise AttncalcError(where, "must be UTF-8 text", got=f"byte {error.start} is not") from None
+    if path.suffix.lower() == ".gguf":
+        raise AttncalcError(where, "GGUF files are not read by this version", hint="Write a model file")
+    data = _json(text, where) if path.suffix.lower() == ".json" else _yaml(text, where)
+    if isinstance(data, dict) and "model_type" in data and "layers" not in data and "id" not in data:
+        rule = "is a Hugging Face configuration, which this version does not read"
+        raise AttncalcError(where, rule, hint="Use a preset, or write a model file as the README shows")
+    return data
+
+
+def _json(text: str, where: str) -> object:
+    import json
+
+    def refuse(constant: str) -> object:
+        raise AttncalcError(where, "numbers must be finite", got=constant)
+
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        out: dict[str, object] = {}
+        for key, value in pairs:
+            if key in out:
+                raise AttncalcError(where, "a field is given twice", got=key)
+            out[key] = value
+        return out
+
+    try:
+        return json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+    except AttncalcError:
+        raise
+    except (ValueError, RecursionError) as error:
+        what = (
+            f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "too deep or too long"
+        )
+        raise AttncalcError(where, "is not JSON", got=what) from None
+
+
+def _yaml(text: str, where: str) -> object:
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    depth = 0
+    try:
+        # Events first: an alias bomb or deep nesting is refused before anything is built from it.
+        for event in yaml.parse(text, Loader=loader):
+            if isinstance(event, yaml.AliasEvent):
+                raise AttncalcError(where, "aliases are not allowed", got=f"*{event.anchor}")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise AttncalcError(where, f"must not nest deeper than {MAX_DEPTH}")
+        return yaml.load(text, Loader=_unique_keys(loader, where))  # noqa: S506
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or "a character that YAML does not allow"
+        raise AttncalcError(where, "is not YAML", got=f"{line}{problem}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, AttncalcError):
+            raise
+        raise AttncalcError(where, "is not YAML", got="a value out of range") from None
+
+
+def _unique_keys(loader: Any, where: str) -> Any:
+    class Loader(loader):  # type: ignore[misc]
+        """The safe loader, which would let a repeated key overwrite the first."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set[object]()
+            for key, _ in node.value:
+                name = key.value if isinstance(key.value, str) else id(key)
+                if name in seen:
+                    line = key.start_mark.line + 1
+                    raise AttncalcError(f"{where}: line {line}", "a field is given twice", got=name)
+                seen.add(name)
+            return super().construct_mapping(node, deep)
+
+    return Loader

@@ -1,0 +1,141 @@
+"""Results as plain rows: the one place that decides keys and columns. No layout, no colour, no arithmetic."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attncalc import __version__
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+Row = dict[str, Any]
+
+
+class Column(NamedTuple):
+    """A column of a table: the key of its value, its header, and how a person reads the value."""
+
+    key: str
+    header: str
+    text: Callable[[Any], str] = str
+
+
+class Table(NamedTuple):
+    """Rows and the columns that are shown of them; CSV and Markdown hold the first table of a report.
+
+    One that is not `shown` is for CSV and Markdown alone: the report has a text that reads better.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: Sequence[Row]
+    shown: bool = True
+
+
+class Report(NamedTuple):
+    """Everything that a command says, before it is drawn."""
+
+    command: str
+    inputs: Row
+    conventions: Row
+    results: list[Row]
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+
+    def record(self) -> Row:
+        """The JSON object."""
+        return {
+            "schema": 1,
+            "attncalc": __version__,
+            "command": self.command,
+            "inputs": self.inputs,
+            "conventions": self.conventions,
+            "results": self.results,
+            "notes": list(self.notes),
+        }
+
+
+def exact(value: "int | Fraction") -> int | float | str:
+    """A number if a double holds it, else `"p/q"`."""
+    if isinstance(value, int):
+        return value
+    if value.denominator == 1:
+        return value.numerator
+    near = float(value)
+    return near if near == value else f"{value.numerator}/{value.denominator}"
+
+
+def indices_text(indices: Iterable[int]) -> str:
+    """Layer numbers as a person writes them: `0-2, 5, 11-47 step 6`."""
+    rest, out = sorted(indices), []
+    while rest:
+        step = rest[1] - rest[0] if len(rest) > 1 else 1
+        run = 1
+        while run < len(rest) and rest[run] - rest[run - 1] == step:
+            run += 1
+        if run == 2 and step > 1:  # two far layers are no pattern
+            run = 1
+        first, last = rest[0], rest[run - 1]
+        out.append(f"{first}" if run == 1 else f"{first}-{last}" + (f" step {step}" if step > 1 else ""))
+        rest = rest[run:]
+    return ", ".join(out)
+
+
+def count_text(value: int | None) -> str:
+    """Thousands separated; a dash for None."""
+    return "-" if value is None else f"{value:,}"
+
+
+def number_text(value: float | str | None) -> str:
+    """A count, or a short decimal."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if value < 10_000 else f"{value:,.0f}"
+
+
+def ratio_text(value: float | None) -> str:
+    """`56.9x`."""
+    return "-" if value is None else f"{value:.3g}x"
+
+
+def bytes_text(value: int | None) -> str:
+    """Bytes in both units."""
+    from attncalc.units import both_bytes
+
+    return "-" if value is None else both_bytes(value)
+
+
+def elements_text(value: int | None) -> str:
+    """A record, or that layers differ."""
+    return "differs" if value is None else f"{value:,} elements"
+
+
+def flops_text(value: int) -> str:
+    """FLOPs, scaled."""
+    from attncalc import units
+
+    return units.flops_text(value)
+
+
+def workload_text(row: Row) -> str:
+    """How many tokens of how many sequences, in words."""
+    batch = f"{row['batch']:,} sequences of " if row["batch"] > 1 else ""
+    split = f", tp {row['tp']} (one GPU)" if row["tp"] > 1 else ""
+    return f"{batch}{row['context']:,} tokens{split}"
+
+
+def gemm_text(op: Row) -> str:
+    """`8 of 16 x 131072 x 128`."""
+    batch = f"{op['gemm_batch']} of " if op["gemm_batch"] > 1 else ""
+    return f"{batch}{op['m']} x {op['n']} x {op['k']}"
+
+
+def exact_bytes(bits: int) -> int | float | str:
+    """Bits as bytes, whole or not."""
+    if bits % 8 == 0:
+        return bits // 8
+    from fractions import Fraction
+
+    return exact(Fraction(bits, 8))

@@ -1,0 +1,129 @@
+"""Rows of `cache`."""
+
+from collections.abc import Sequence
+
+from attncalc.allocation import Allocation, Baseline, LayerCache
+from attncalc.cache import Tensor
+from attncalc.model import Model
+from attncalc.report import (
+    Column,
+    Report,
+    Row,
+    Table,
+    bytes_text,
+    elements_text,
+    exact,
+    indices_text,
+    number_text,
+    ratio_text,
+    workload_text,
+)
+
+
+def cache_result(made: "Allocation", compared: "Sequence[Baseline]") -> Row:
+    """One model under one engine."""
+    return {
+        "model": made.model.id,
+        "engine": made.engine,
+        "kv_dtype": made.formats.kv,
+        "context": made.context,
+        "batch": made.batch,
+        "tp": made.tp,
+        "bytes_total": made.bytes_total,
+        "bytes_overhead": made.bytes_overhead,
+        "bytes_per_sequence": made.bytes_per_sequence,
+        "bytes_fixed": made.bytes_fixed,
+        "bytes_per_token": exact(made.bytes_per_token),
+        "elements_per_token": made.elements_per_token,
+        "elements_per_token_per_layer": made.elements_per_token_per_layer,
+        "layers": [_layer_row(layer) for layer in made.layers],
+        "baselines": {b.name: _baseline_row(b, made) for b in compared},
+        "reasons": [{"rule": r.rule, "bytes": r.bytes} for r in made.reasons],
+    }
+
+
+def _layer_row(layer: "LayerCache") -> Row:
+    group = layer.group
+    row: Row = {
+        "indices": list(group.indices),
+        "variant": group.variant,
+        "cached": layer.cached,
+        "reach": group.reach.text,
+        "elements_per_token": layer.elements_per_token,
+        "bytes": layer.bytes,
+        "tensors": [_tensor_row(t) for t in layer.tensors],
+    }
+    if group.cache_from:
+        row["cache_from"] = list(group.cache_from)
+    return row
+
+
+def _tensor_row(tensor: "Tensor") -> Row:
+    return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype, "bytes": tensor.bytes}
+
+
+def _baseline_row(baseline: "Baseline", made: "Allocation") -> Row | None:
+    other = baseline.allocation
+    if other is None:
+        return None
+    return {
+        "elements_per_token_per_layer": other.elements_per_token_per_layer,
+        "bytes_per_token": exact(other.bytes_per_token),
+        "bytes_total": other.bytes_total,
+        "ratio": other.bytes_total / made.bytes_total if made.bytes_total else None,
+    }
+
+
+def stored_as(model: "Model") -> str:
+    """The variants whose caches a model keeps: `mla`, `gqa, window 128 + full`."""
+    variants = dict.fromkeys(g.variant for g in model.groups if g.attention)
+    return " + ".join(variants)
+
+
+def cache_report(
+    inputs: Row,
+    conventions: Row,
+    made: "Sequence[tuple[Allocation, Sequence[Baseline]]]",
+    notes: Sequence[str],
+) -> Report:
+    """`attncalc cache`."""
+    results = [cache_result(a, b) for a, b in made]
+    rows: list[Row] = []
+    layer_rows: list[Row] = []
+    for (allocation, _), result in zip(made, results, strict=True):
+        shared = {k: result[k] for k in ("model", "engine", "kv_dtype", "context", "batch", "tp")}
+        keys = ("elements_per_token_per_layer", "bytes_per_token", "bytes_total")
+        rows.append(shared | {"stored_as": stored_as(allocation.model)} | {k: result[k] for k in keys} | {"ratio": 1.0})
+        rows += [
+            shared | {"stored_as": f"as {name}"} | row for name, row in result["baselines"].items() if row is not None
+        ]
+        layer_rows += [shared | {"layers": indices_text(r["indices"])} | r | _tensors(r) for r in result["layers"]]
+    first, several = results[0], len(results) > 1
+    lead = (Column("model", "model"), Column("engine", "engine")) if several else ()
+    columns = (
+        *lead,
+        Column("stored_as", "stored as"),
+        Column("elements_per_token_per_layer", "per token, layer", elements_text),
+        Column("bytes_per_token", "B/token", number_text),
+        Column("bytes_total", "cache", bytes_text),
+        Column("ratio", "ratio", ratio_text),
+    )
+    layer_columns = (
+        *lead,
+        Column("layers", "layers"),
+        Column("variant", "attention"),
+        Column("reach", "reach"),
+        Column("tensors_text", "tensors of one layer"),
+        Column("bytes", "all of them", bytes_text),
+    )
+    title = "" if several else f"{first['model']}, {workload_text(first)}, {first['kv_dtype']}, {first['engine']}"
+    tables = (Table(title, columns, rows), Table("", layer_columns, layer_rows))
+    return Report("cache", inputs, conventions, results, tables, tuple(notes))
+
+
+def _tensors(row: Row) -> Row:
+    def text(t: Row) -> str:
+        return f"{t['name']} [{', '.join(map(str, t['shape']))}]"
+
+    borrowed = f"reads {indices_text(set(row['cache_from']))}" if row.get("cache_from") else "none"
+    return {"tensors_text": "\n".join(text(t) for t in row["tensors"]) or borrowed}

@@ -1,0 +1,47 @@
+"""Start-up: which modules a command loads. Modules are checked, not clocks."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "pydantic", "transformers", "numpy")
+JOBS = [
+    (("--help",), (*HEAVY, "rich", "yaml", "attncalc.model", "attncalc.presets")),
+    (("--version",), (*HEAVY, "rich", "yaml", "attncalc.model", "attncalc.presets")),
+    (("cache", "--help"), (*HEAVY, "rich", "yaml", "attncalc.model", "attncalc.presets")),
+    (("cache", "--model", "deepseek-v3", "--json"), (*HEAVY, "rich", "fractions", "decimal")),
+    (("cache", "--model", "deepseek-v3", "--format", "csv"), (*HEAVY, "rich")),
+    (("cache", "--model", "deepseek-v3"), HEAVY),
+    (("flops", "deepseek-v3", "--json"), (*HEAVY, "rich")),
+    (("compare", "mha", "gqa", "mla", "--json"), (*HEAVY, "rich", "yaml")),
+    (("explain", "mla", "--json"), (*HEAVY, "rich", "yaml")),
+    (("models", "deepseek-v3", "--json"), (*HEAVY, "rich")),
+    (("variants", "--json"), (*HEAVY, "rich", "yaml")),
+    (("devices", "--json"), (*HEAVY, "rich")),
+]
+
+
+def loaded(*words: str) -> set[str]:
+    code = (
+        "import sys\nfrom attncalc.cli import run\n"
+        f"status = run({list(words)!r})\n"
+        "print(*sys.modules, file=sys.stderr)\nsys.exit(status)"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(made.stderr.split())
+
+
+@pytest.mark.parametrize(("words", "banned"), JOBS, ids=lambda x: " ".join(x)[:40])
+def test_a_command_loads_only_what_it_needs(words: tuple[str, ...], banned: tuple[str, ...]) -> None:
+    assert not loaded(*words) & set(banned)
+
+
+def test_the_check_can_fail() -> None:
+    assert {"rich", "yaml", "attncalc.model"} <= loaded("cache", "--model", "deepseek-v3")
+
+
+def test_importing_the_package_imports_nothing() -> None:
+    code = "import sys; import attncalc; print(*(m for m in sys.modules if m.startswith('attncalc')))"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout.split() == ["attncalc"]

@@ -1,0 +1,209 @@
+"""Shipped models against what transformers builds, keeps and computes, and against published sizes.
+
+`data/traces.json` holds what transformers really did with the published configurations, on the meta device: the
+parameters of the model, the bytes in its cache, and the FLOPs that torch counted in its attention modules for
+a whole prompt and for one token after it. Nothing here is rounded: every number must be equal.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attncalc import presets
+from attncalc.model import Model
+from attncalc.workload import Conventions
+
+IDS = presets.ids("models")
+SEEDS = [i for i in IDS if i.startswith("seed-")]
+MODELS = [i for i in IDS if i not in SEEDS]
+TRACES: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "data" / "traces.json").read_text(encoding="utf-8")
+)["models"]
+RUNS = [(i, run) for i, trace in TRACES.items() for run in trace["runs"]]
+COUNTED = [(i, run) for i, run in RUNS if TRACES[i]["flops_comparable"]]
+DENSE = Conventions(count="dense")
+
+
+def name(value: object) -> str:
+    return f"{value['context']} tokens" if isinstance(value, dict) else str(value)
+
+
+def document(preset: str) -> dict[str, Any]:
+    data = presets.read_document(presets.folder("models") / f"{preset}.yaml")
+    assert isinstance(data, dict)
+    return data
+
+
+def test_enough_models_ship() -> None:
+    assert len(MODELS) >= 50
+    assert SEEDS == ["seed-gqa", "seed-mha", "seed-mla", "seed-mqa"]
+
+
+@pytest.mark.parametrize("preset", IDS)
+def test_loads_under_its_own_name(preset: str) -> None:
+    model = presets.load(preset)
+    assert model.id == preset
+    assert re.fullmatch(r"[a-z0-9][a-z0-9.-]*", preset)
+    assert model.num_layers == document(preset)["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("preset", IDS)
+def test_source_is_complete(preset: str) -> None:
+    source = presets.load(preset).source
+    assert len(source["where"]) > 20
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", source["date"])
+    assert source["status"] in ({"document"} if preset in SEEDS else {"verified", "verified_secondhand"})
+
+
+@pytest.mark.parametrize("preset", MODELS)
+def test_hf_id_finds_the_preset(preset: str) -> None:
+    hf_id = presets.load(preset).hf_id
+    assert hf_id
+    assert presets.find_model(hf_id.upper())[0].stem == preset
+
+
+@pytest.mark.parametrize("preset", IDS)
+def test_file_is_plain_data_of_the_repository(preset: str) -> None:
+    text = (presets.folder("models") / f"{preset}.yaml").read_text(encoding="utf-8")
+    assert not re.search(r"(?<![\w.])(/(?!/)|\.\./)\w", text), "names a path of a machine"
+    assert max(map(len, text.splitlines())) <= 120
+    if preset in MODELS:
+        assert f"\nhf_id: {presets.load(preset).hf_id}\n" in text
+
+
+def test_every_trace_has_its_preset() -> None:
+    assert set(TRACES) <= set(MODELS)
+
+
+@pytest.mark.parametrize("preset", [i for i, trace in TRACES.items() if trace["parameters"] is not None])
+def test_parameters_equal_transformers(preset: str) -> None:
+    assert presets.load(preset).parameters() == TRACES[preset]["parameters"]
+
+
+@pytest.mark.parametrize(("preset", "run"), RUNS, ids=name)
+def test_cache_equals_transformers(preset: str, run: dict[str, int]) -> None:
+    kept = presets.load(preset).cache(run["context"], engine="transformers")
+    assert kept.bytes_total == run["cache_bytes"]
+
+
+@pytest.mark.parametrize(("preset", "run"), COUNTED, ids=name)
+def test_prefill_flops_equal_torch(preset: str, run: dict[str, int]) -> None:
+    n = run["context"]
+    cost = presets.load(preset).flops(n, n, engine="transformers", conventions=DENSE)
+    assert cost.flops_attention == run["prefill_attention_flops"]
+
+
+@pytest.mark.parametrize(("preset", "run"), COUNTED, ids=name)
+def test_decode_flops_equal_torch(preset: str, run: dict[str, int]) -> None:
+    cost = presets.load(preset).flops(run["context"] + 1, 1, engine="transformers", conventions=DENSE)
+    assert cost.flops_attention == run["decode_attention_flops"]
+
+
+# What publishers say of models that no trace covers: (preset, billions, how far off, where, why not equal).
+PUBLISHED = [
+    ("qwen3-14b", 14.8, 0.05, "model card of Qwen/Qwen3-14B", "rounded"),
+    ("deepseek-v2", 236, 0.5, "arXiv 2405.04434, abstract", "rounded"),
+    ("glm-4.5", 355, 3.6, "README of zai-org/GLM-4.5", "with its MTP layer, which is left out here"),
+    ("gemma-4-31b", 31, 0.5, "name", "rounded, text model alone"),
+    ("gemma-4-31b-nvfp4", 31, 0.5, "name", "rounded, text model alone"),
+    ("phi-2", 2.7, 0.1, "model card of microsoft/phi-2", "rounded down"),
+    ("internlm2-7b", 7, 0.75, "name", "rounded down"),
+    ("baichuan2-7b", 7, 0.75, "name", "rounded down"),
+    ("chatglm3-6b", 6, 0.5, "name", "rounded"),
+]
+
+
+@pytest.mark.parametrize(("preset", "billions", "tolerance", "where", "why"), PUBLISHED)
+def test_parameters_match_the_published_size(
+    preset: str, billions: float, tolerance: float, where: str, why: str
+) -> None:
+    assert abs(presets.load(preset).parameters() / 1e9 - billions) <= tolerance, f"{where}: {why}"
+
+
+# The text model of Qwen3-VL is a Qwen3 of the same dimensions; GLM-4.7 is a GLM-4.5 trained further.
+TWINS = [
+    ("qwen3-vl-2b", "qwen3-1.7b"),
+    ("qwen3-vl-4b", "qwen3-4b"),
+    ("qwen3-vl-8b", "qwen3-8b"),
+    ("qwen3-vl-32b", "qwen3-32b"),
+    ("qwen3-vl-235b-a22b", "qwen3-235b-a22b"),
+    ("glm-4.5", "glm-4.7"),
+]
+
+
+@pytest.mark.parametrize(("preset", "twin"), TWINS)
+def test_parameters_equal_the_traced_twin(preset: str, twin: str) -> None:
+    assert presets.load(preset).parameters() == TRACES[twin]["parameters"]
+
+
+def test_every_model_is_traced_or_published() -> None:
+    checked = {i for i, t in TRACES.items() if t["parameters"] is not None}
+    assert checked | {row[0] for row in PUBLISHED} | {row[0] for row in TWINS} == set(MODELS)
+
+
+# Billions that a token uses, as published: (preset, billions, rounding, with the embedding, where).
+ACTIVE = [
+    ("deepseek-v2", 21, 0.5, True, "arXiv 2405.04434, abstract"),
+    (
+        "deepseek-v3",
+        37,
+        0.6,
+        True,
+        "arXiv 2412.19437, abstract: 37B, which leaves out the embedding or is cut",
+    ),
+    ("qwen3-30b-a3b", 3.3, 0.06, True, "model card: 3.3B"),
+    ("qwen3-235b-a22b", 22, 0.5, True, "model card: 22B"),
+    ("mixtral-8x7b", 12.9, 0.05, True, "announcement: 12.9B"),
+    ("llama-4-scout", 17, 0.5, True, "name: 17B"),
+    ("mimo-v2-flash", 15, 0.5, True, "model card: 15B"),
+    ("gpt-oss-20b", 3.61, 0.005, False, "model card, arXiv 2508.10925: embedding not counted, head counted"),
+    ("gpt-oss-120b", 5.13, 0.005, False, "model card, arXiv 2508.10925: embedding not counted, head counted"),
+]
+
+
+@pytest.mark.parametrize(("preset", "billions", "rounding", "embedding", "where"), ACTIVE)
+def test_active_parameters_match_the_published_number(
+    preset: str, billions: float, rounding: float, embedding: bool, where: str
+) -> None:
+    model = presets.load(preset)
+    active = model.active_parameters() - (0 if embedding else model.hidden_size * (model.vocab_size or 0))
+    assert abs(active / 1e9 - billions) <= rounding, where
+
+
+def test_active_parameters_of_deepseek_v3() -> None:
+    """By hand: 671,026,404,352 - 58 layers x (256 - 8) experts x 3 x 7168 x 2048."""
+    active = presets.load("deepseek-v3").active_parameters()
+    assert active == 37_552_282_624 == 671_026_404_352 - 58 * 248 * 3 * 7168 * 2048
+
+
+@pytest.mark.parametrize("preset", [i for i in MODELS if document(i)["mtp"]])
+def test_mtp_layer_is_the_last_layer_and_what_joins_it(preset: str) -> None:
+    """The projection of two hidden states to one, and three norms, beside a layer like the last."""
+    model = presets.load(preset)
+    assert model.mtp is not None
+    (group,) = model.mtp.groups
+    last = next(g for g in model.groups if model.num_layers - 1 in g.indices)
+    assert (group.attention, group.ffn, group.norms) == (last.attention, last.ffn, last.norms)
+    D = model.hidden_size
+    alone = Model("layer", D, (group,), norm=model.norm).parameters()
+    assert model.parameters(mtp=True) - model.parameters() == alone + 2 * D * D + 3 * D
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters", "per_token"),
+    [
+        # 32 heads x 128 = 4096 on hidden 4096; a linear of n outputs has 4096 n + n parameters.
+        ("seed-mha", 4 * (4096 * 4096 + 4096), 2 * 32 * 128),
+        ("seed-mqa", 2 * (4096 * 4096 + 4096) + 2 * (4096 * 128 + 128), 2 * 128),
+        ("seed-gqa", 2 * (4096 * 4096 + 4096) + 2 * (4096 * 512 + 512), 2 * 4 * 128),
+        # q and o as above, one down-projection to 256 + 256, two up-projections from 256 to 4096.
+        ("seed-mla", 2 * (4096 * 4096 + 4096) + 4096 * 512 + 512 + 2 * (256 * 4096 + 4096), 512),
+    ],
+)
+def test_layers_of_the_source_document(preset: str, parameters: int, per_token: int) -> None:
+    model = presets.load(preset)
+    assert model.parameters() == parameters
+    assert model.cache(1000).bytes_total == 1000 * per_token * 2
