@@ -8,6 +8,7 @@ from attncalc.dtypes import Formats
 from attncalc.engines import engine as find_engine
 from attncalc.errors import AttncalcError
 from attncalc.model import LayerGroup, Model
+from attncalc.units import parse_count
 from attncalc.workload import Workload
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def allocate(
         AttncalcError: the engine, the form, the formats or the split do not fit the model.
     """
     profile, formats = find_engine(engine), formats or model_formats(model)
-    workload = Workload(context=context, batch=batch)
+    workload, tp = Workload(context=context, batch=batch), parse_count(tp, "tp")
     profile.check_formats(formats)
     check_form_known(model, form)
     groups = model.layer_groups(mtp=mtp)
@@ -128,7 +129,7 @@ def allocate(
     for layer in layers:
         rule = profile.rule(model, layer.group)
         if rule:
-            logical = _layer(model, find_engine("logical"), layer.group, workload, form, 1, formats)
+            logical = _layer(model, find_engine("logical"), layer.group, workload, form, tp, formats)
             reasons[rule] = reasons.get(rule, 0) + layer.bytes - logical.bytes
     made = tuple(Reason(rule, difference) for rule, difference in reasons.items())
     return Allocation(model, engine, context, batch, tp, formats, layers, reasons=made)
@@ -142,7 +143,7 @@ def model_formats(model: Model) -> Formats:
 def check_form_known(model: Model, form: str | None) -> None:
     """Refuse a form that no layer has; a hybrid's other layers keep their own."""
     variants = {g.attention.variant: g.attention for g in model.groups if g.attention}
-    if form and not any(form in a.forms for a in variants.values()):
+    if form is not None and not any(form in a.forms for a in variants.values()):
         known = sorted({f for a in variants.values() for f in a.forms})
         rule = f"no layer of {model.id} has this form"
         raise AttncalcError("--form", rule, got=form, hint=f"It has {', '.join(known)}")
@@ -164,10 +165,8 @@ def _layer(
 ) -> LayerCache:
     if group.attention is None:
         return LayerCache(group, "none", (), 0, 0, 0)
-    group = group._replace(attention=group.attention.shard(tp))
-    assert group.attention  # noqa: S101
     cached = profile.execution(group.attention, workload, own_form(group, form)).cached
-    layout = profile.cache(model, group, cached)
+    layout = profile.cache(model, group, cached, tp)
     tensors = tuple(t.at(workload.context, workload.batch, formats) for t in layout)
     growth = sum(t.growth_bits(workload.context, formats) for t in layout)
     fixed = sum(made.bytes for t, made in zip(layout, tensors, strict=True) if t.reach is None)

@@ -63,6 +63,12 @@ class Weight(NamedTuple):
         return elements(self.shape, self.axes)
 
     @property
+    def kind(self) -> str:
+        """`weight` for a matrix that a product reads; `vector` for norms, biases, sinks and convolution taps."""
+        matrix = len(self.sizes) > 1 and "norm" not in self.name and "conv1d" not in self.name
+        return "weight" if matrix and not self.name.endswith("bias") else "vector"
+
+    @property
     def formula(self) -> str:
         """`num_heads * head_dim * hidden_size`."""
         return " * ".join(parenthesised(self.axes[a].label) for a in letters(self.shape))

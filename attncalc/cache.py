@@ -45,7 +45,7 @@ class CacheTensor(NamedTuple):
 
     def row_bits(self, formats: Formats) -> int:
         """Bits of one token in all heads."""
-        return self.heads.size * formats.of(self.kind, self.width.size).row(self.width.size)
+        return self.heads.size * formats.row(self.kind, self.width.size)
 
     def at(self, context: int, batch: int, formats: Formats) -> Tensor:
         """The tensor as it stands when `batch` sequences hold `context` tokens each."""
@@ -57,11 +57,6 @@ class CacheTensor(NamedTuple):
     def growth_bits(self, context: int, formats: Formats) -> int:
         """Bits that the next token of one sequence adds at this context."""
         return (self.tokens(context + 1) - self.tokens(context)) * self.row_bits(formats)
-
-    @property
-    def formula(self) -> str:
-        """Elements per token: `num_kv_heads * head_dim`."""
-        return " * ".join(d.label for d in (self.heads, self.width) if d.label)
 
 
 def total_bytes(tensors: tuple[Tensor, ...]) -> int:

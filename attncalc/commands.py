@@ -97,9 +97,14 @@ def flops(positional: list[str], options: list[str], engines: list[str], asked: 
         for engine in engines
     ]
     inputs = _model_inputs(named, resolved, engines) | {"phase": costs[0].workload.phase}
+    notes = _notes(resolved)
+    for cost in costs:
+        silent = [w.name for w in cost.model.extras(mtp=asked.mtp) if w.operation == "none" and w.place != "embedding"]
+        if silent:
+            notes.append(f"{cost.model.id}: elementwise work with {', '.join(silent)} is in no count")
     from attncalc.report.flops import flops_report
 
-    return flops_report(inputs, _one_conventions(resolved), costs, _notes(resolved))
+    return flops_report(inputs, _one_conventions(resolved), costs, notes)
 
 
 def compare(
@@ -113,9 +118,10 @@ def compare(
     if not names:
         hint = f"Variants: {', '.join(layers.known_variants())}"
         raise AttncalcError("compare", "name at least one variant or model", hint=hint)
-    accelerator = load_device(device) if device else None
+    accelerator = load_device(device) if device is not None else None
     dimensions, notes = _dimensions(like, sizes)
     model_names = [n for n in names if n.partition(":")[0] not in VARIANTS]
+    _check_used([n.partition(":")[0] for n in names if n not in model_names], like, sizes)
     for name in model_names:
         if "/" not in name and "." not in name and name.lower() not in ids("models"):
             known = (*VARIANTS, *ids("models"))
@@ -133,7 +139,7 @@ def compare(
         else:
             found = layers.layers_of(name, dimensions, asked.form)
         chosen += [layers.measure_layer(x, r.workload, r.conventions, r.tp) for x in found]
-    if asked.form and not any(f.layer.form == asked.form for f in chosen):
+    if asked.form is not None and not any(f.layer.form == asked.form for f in chosen):
         forms = dict.fromkeys(form for f in chosen for form in f.layer.attention.forms)
         raise AttncalcError(
             "--form", "nothing named here has this form", got=asked.form, hint=f"Known: {', '.join(forms)}"
@@ -157,17 +163,34 @@ def compare(
     return compare_report(inputs, conventions, chosen, accelerator, dtype, [*notes, *_notes(resolved)])
 
 
+def _check_used(variants: list[str], like: str | None, sizes: Mapping[str, str | None]) -> None:
+    """Refuse a dimension that nothing named here has: the table would not show it."""
+    from attncalc.compare import used_dimensions
+
+    used = used_dimensions(variants)
+    if like is not None and not variants:
+        raise AttncalcError("--like", "gives dimensions to variants, and none is named", got=repr(like))
+    for name, text in sizes.items():
+        inherited = name == "head_dim" and used & {"v_head_dim", "qk_nope_head_dim"}
+        if text is not None and name not in used and not inherited:
+            raise AttncalcError(f"--{name.replace('_', '-')}", "is a dimension of nothing named here", got=text)
+
+
 def _dimensions(like: str | None, sizes: Mapping[str, str | None]) -> tuple[Any, list[str]]:
     from attncalc.compare import Dimensions, dimensions_like
 
     notes: list[str] = []
     base = Dimensions()
-    if like:
+    if like is not None:
         model = find_models([like], [])[0].model
         attention = next((g.attention for g in model.groups if g.attention), None)
         if attention is None:
             raise AttncalcError("--like", "must name a model with attention", got=like)
         base = dimensions_like(attention)
+        kinds = {g.attention for g in model.groups if g.attention}
+        if len(kinds) > 1:
+            first = next(g for g in model.groups if g.attention)
+            notes.append(f"dimensions are those of layer {first.indices[0]} of {model.id}; its layers differ")
         if attention.variant != "mla":
             notes.append(f"latent sizes of mla are DeepSeek-V3's: {model.id} has none")
     given: dict[str, int | None] = {
@@ -179,53 +202,55 @@ def _dimensions(like: str | None, sizes: Mapping[str, str | None]) -> tuple[Any,
         given["q_lora_rank"] = None
     if "head_dim" in given:
         given = {"v_head_dim": given["head_dim"], "qk_nope_head_dim": given["head_dim"]} | given
-    if {"heads", "head_dim"} & set(given) and "hidden_size" not in given and not like:
+    if {"heads", "head_dim"} & set(given) and "hidden_size" not in given and like is None:
         given["hidden_size"] = (given.get("heads") or base.heads) * (given.get("head_dim") or base.head_dim)
     return replace(base, **given), notes  # type: ignore[arg-type]
 
 
 def explain(variant: str | None, models: list[str], asked: Options) -> Report:
     """`attncalc explain`."""
-    from attncalc.compare import Dimensions, layers_of, layers_of_groups
+    from attncalc.allocation import check_form_known, own_form
+    from attncalc.attention.base import check_form
+    from attncalc.compare import Dimensions, Layer, layers_of
+    from attncalc.engines import engine
     from attncalc.explain import explain_layer
+    from attncalc.report.explain import explain_report
 
-    if bool(variant) == bool(models):
+    if (variant is None) == (not models):
         raise AttncalcError("explain", "name either a variant or models with --model")
-    rows: list[Row] = []
-    if variant:
+    chosen: list[tuple[Layer, str, Resolved]] = []
+    profile = engine("logical")
+    if variant is not None:
         resolved = [resolve(asked, None)]
-        chosen = [(x, resolved[0]) for x in layers_of(variant, Dimensions(), asked.form or _first_form(variant))]
+        layer = layers_of(variant, Dimensions(), asked.form)[0]
+        if asked.form is not None:
+            check_form(layer.attention, asked.form)
+        _, cached = profile.execution(layer.attention, resolved[0].workload, layer.form)
+        chosen.append((layer, cached, resolved[0]))
         inputs: Row = {"variant": variant, "dimensions": asdict(Dimensions())}
     else:
         named = find_models([], models)
         resolved = [resolve(asked, n.model) for n in named]
-        chosen = []
         for n, r in zip(named, resolved, strict=True):
+            check_form_known(n.model, asked.form)
             for group in n.model.groups:
                 if group.attention:
-                    form = asked.form or group.attention.default_form(r.workload)
-                    chosen += [(x, r) for x in layers_of_groups(n.model.id, (group,), form)]
+                    form, cached = profile.execution(group.attention, r.workload, own_form(group, asked.form))
+                    layer = Layer(group.variant, group.attention, group.reach, form, n.model.id, group.indices)
+                    chosen.append((layer, cached, r))
         inputs = _model_inputs(named, resolved, ["logical"])
-    seen = set()
-    for layer, r in chosen:
+    rows: list[Row] = []
+    seen = set[tuple[object, ...]]()
+    for layer, cached, r in chosen:
         key = (layer.model, layer.attention, layer.reach, layer.form)
-        if key in seen:
-            continue
+        if key not in seen:
+            place = " ".join(filter(None, (layer.model, layer.name, layer.form, layer.reach.text)))
+            args = (layer.attention, layer.reach, layer.form, cached, r.workload, r.conventions)
+            rows += explain_layer(place, *args)
         seen.add(key)
-        cached = "decompressed" if asked.form == layer.form == "decompressed" else layer.attention.forms[0]
-        place = " ".join(filter(None, (layer.model, layer.name, layer.form, layer.reach.text)))
-        rows += explain_layer(place, layer.attention, layer.reach, layer.form, cached, r.workload, r.conventions)
     workload = resolved[0].workload
     inputs |= {"context": workload.context, "new_tokens": workload.new_tokens, "batch": workload.batch}
-    from attncalc.report.explain import explain_report
-
     return explain_report(inputs, _one_conventions(resolved), rows, _notes(resolved))
-
-
-def _first_form(variant: str) -> str | None:
-    from attncalc.attention import variant_class
-
-    return None if ":" in variant else variant_class(variant).forms[0]
 
 
 def models(names: list[str], *, mtp: bool) -> Report:

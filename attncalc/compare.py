@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from attncalc.attention import VARIANTS, variant_class
-from attncalc.attention.base import Attention, HeadShape, Step, check_form
+from attncalc.attention.base import Attention, HeadShape, Step, cached_form, check_form
 from attncalc.attention.gqa import GQA
+from attncalc.attention.kda import KDA
+from attncalc.attention.linear_state import LinearState
 from attncalc.attention.mla import MLA
 from attncalc.attention.mla_split import MLASplit
 from attncalc.cache import CacheTensor, total_bytes
 from attncalc.device import Device
-from attncalc.errors import AttncalcError
+from attncalc.errors import AttncalcError, shown
 from attncalc.model import LayerGroup
 from attncalc.ops import Contraction
 from attncalc.reach import FULL, Reach
@@ -33,11 +35,20 @@ class Dimensions:
     qk_rope_head_dim: int = 64
 
 
+def _half(size: int, option: str = "--kv-lora-rank") -> int:
+    if size % 2:
+        raise AttncalcError(option, "must be even to be halved", got=size)
+    return size // 2
+
+
+# The products between a query and what is cached; projections are the rest.
+CORE = ("score", "value", "state_update", "chunk_kk", "chunk_qk", "chunk_w", "chunk_u", "chunk_value")
+
 # How each variant is built at given dimensions. RoPE over the whole head; MLA's is decoupled.
 BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
-    "mha": lambda d: GQA(d.hidden_size, d.heads, d.heads, d.head_dim, d.v_head_dim, d.head_dim // 2 * 2),
-    "gqa": lambda d: GQA(d.hidden_size, d.heads, d.kv_heads, d.head_dim, d.v_head_dim, d.head_dim // 2 * 2),
-    "mqa": lambda d: GQA(d.hidden_size, d.heads, 1, d.head_dim, d.v_head_dim, d.head_dim // 2 * 2),
+    "mha": lambda d: GQA(d.hidden_size, d.heads, d.heads, d.head_dim, d.v_head_dim, d.head_dim),
+    "gqa": lambda d: GQA(d.hidden_size, d.heads, d.kv_heads, d.head_dim, d.v_head_dim, d.head_dim),
+    "mqa": lambda d: GQA(d.hidden_size, d.heads, 1, d.head_dim, d.v_head_dim, d.head_dim),
     "mla": lambda d: MLA(
         d.hidden_size,
         d.heads,
@@ -47,9 +58,31 @@ BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
         d.qk_rope_head_dim,
         d.v_head_dim,
     ),
-    "mla-split": lambda d: MLASplit(
-        d.hidden_size, d.heads, d.head_dim, d.v_head_dim, d.kv_lora_rank // 2, d.kv_lora_rank // 2
+    "kda": lambda d: KDA(
+        d.hidden_size,
+        d.heads,
+        d.heads,
+        d.head_dim,
+        d.v_head_dim,
+        conv_kernel=4,
+        decay="low_rank",
+        decay_rank=d.head_dim,
+        gate="low_rank",
+        gate_rank=d.head_dim,
     ),
+    "linear-state": lambda d: LinearState(d.hidden_size, _half(d.hidden_size, "--hidden-size"), bias=False),
+    "mla-split": lambda d: MLASplit(
+        d.hidden_size, d.heads, d.head_dim, d.v_head_dim, _half(d.kv_lora_rank), _half(d.kv_lora_rank)
+    ),
+}
+
+
+# Where a variant refuses one of its fields, the option that set it.
+OPTIONS = {
+    "num_heads": "--heads",
+    "num_kv_heads": "--kv-heads",
+    "rope_dim": "--head-dim",
+    **{name: f"--{name.replace('_', '-')}" for name in Dimensions.__dataclass_fields__},
 }
 
 
@@ -74,7 +107,8 @@ def dimensions_like(attention: Attention) -> Dimensions:
         return Dimensions(
             hidden_size=attention.hidden_size,
             heads=attention.num_heads,
-            kv_heads=attention.num_kv_heads,
+            # gqa keeps its 8 groups where the model is an MHA or MQA.
+            kv_heads=attention.num_kv_heads if attention.variant == "gqa" else 8,
             head_dim=attention.head_dim,
             v_head_dim=attention.v_head_dim,
             qk_nope_head_dim=attention.head_dim,
@@ -99,8 +133,14 @@ def layers_of(name: str, dimensions: Dimensions, form: str | None) -> list[Layer
     variant_class(variant)
     if variant not in BUILD:
         raise AttncalcError("variant", f"{variant} has no dimensions to compare at")
-    attention = BUILD[variant](dimensions)
+    try:
+        attention = BUILD[variant](dimensions)
+    except AttncalcError as error:
+        option = OPTIONS.get(error.where, error.where)
+        raise AttncalcError(option, error.rule, got=error.got, hint=error.hint) from None
     wanted = wanted or form or ""
+    if ":" in name and not wanted:
+        raise AttncalcError("variant", "must name a form after the colon", got=shown(name))
     if wanted and (wanted in attention.forms or ":" in name):
         return [Layer(variant, attention, FULL, check_form(attention, wanted))]
     return [Layer(variant, attention, FULL, f) for f in attention.forms]
@@ -148,10 +188,10 @@ class LayerFigures(NamedTuple):
 def measure_layer(layer: Layer, workload: Workload, conventions: Conventions, tp: int = 1) -> LayerFigures:
     """All figures of one layer on one GPU."""
     attention, formats = layer.attention.shard(tp), conventions.formats
-    cached = "decompressed" if layer.form == "decompressed" else attention.forms[0]
+    cached = cached_form(attention, layer.form)
     step = Step(workload, layer.reach, conventions.count)
     ops = attention.ops(step, layer.form, cached=cached).contractions
-    core = [op for op in ops if op.name in ("score", "value")]
+    core = [op for op in ops if op.name in CORE]
     layout = attention.cache(layer.reach, cached)
     growing = [t for t in layout if t.reach is not None]
     constant = tuple(t.at(workload.context, 1, formats) for t in layout if t.reach is None)
@@ -202,6 +242,22 @@ def expand_from_new_tokens(
         middle = (low + high) // 2
         low, high = (low, middle) if saved(middle) > 0 else (middle + 1, high)
     return low
+
+
+def used_dimensions(names: list[str]) -> set[str]:
+    """The dimensions that building these variants reads."""
+    seen = set[str]()
+
+    class Recording:
+        """Dimensions that remember what was asked."""
+
+        def __getattr__(self, name: str) -> object:
+            seen.add(name)
+            return getattr(Dimensions(), name)
+
+    for name in names:
+        BUILD[name](cast("Dimensions", Recording()))
+    return seen
 
 
 def known_variants() -> tuple[str, ...]:

@@ -6,7 +6,8 @@ does not have is written as null, false, none or [], so that no dropped line can
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
+from math import prod
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -75,6 +76,8 @@ class Fields:
         words = {int: "a whole number", bool: "true or false", str: "text"}
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise AttncalcError(self.path(name), f"must be {words[kind]}", got=shown(value))
+        if isinstance(value, str) and not value.isprintable():
+            raise AttncalcError(self.path(name), "must be printable text", got=shown(value))
         if kind is int and not 0 <= value <= MAX_COUNT:
             raise AttncalcError(self.path(name), "must be between 0 and 2^53", got=shown(value))
         return value
@@ -82,6 +85,17 @@ class Fields:
     def names(self) -> tuple[str, ...]:
         """All field names."""
         return tuple(self._data)
+
+    def text(self, name: str) -> str:
+        """Text that is not empty."""
+        value: str = self.get(name, str)
+        if not value.strip():
+            raise AttncalcError(self.path(name), "must not be empty", got=shown(value))
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        """Text that is not empty, or null."""
+        return self.text(name) if self.stated(name) else None
 
     def positive(self, name: str) -> int:
         """A whole number of at least 1."""
@@ -135,7 +149,11 @@ def read_indices(node: Fields, total: int) -> tuple[int, ...]:
     out: list[int] = []
     for part in text.split(","):
         words = [w.strip() for w in part.split(":")]
-        if len(words) > 3 or any(w and not (w.isascii() and w.isdigit() and len(w) < 7) for w in words):
+        if (
+            words == [""]
+            or len(words) > 3
+            or any(w and not (w.isascii() and w.isdigit() and len(w) < 7) for w in words)
+        ):
             rule = "must be `all`, indices or slices such as '0:3, 5::6'"
             raise AttncalcError(node.path("indices"), rule, got=shown(text))
         if len(words) == 1 and words[0]:
@@ -149,6 +167,8 @@ def read_indices(node: Fields, total: int) -> tuple[int, ...]:
             rule = f"must name layers from 0 to {total - 1}"
             raise AttncalcError(node.path("indices"), rule, got=shown(part.strip()))
         out += numbers
+    if len(set(out)) < len(out):
+        raise AttncalcError(node.path("indices"), "must name each layer once", got=shown(text))
     return tuple(sorted(out))
 
 
@@ -188,7 +208,9 @@ def read_ffn(node: Fields, hidden_size: int) -> FFN:
     return read_spec(MoE, node, hidden_size=hidden_size)
 
 
-def read_groups(nodes: list[Fields], hidden_size: int, total: int, first: int = 0) -> tuple[LayerGroup, ...]:
+def read_groups(
+    nodes: list[Fields], hidden_size: int, total: int, norm: Norm, first: int = 0
+) -> tuple[LayerGroup, ...]:
     """Groups that name every layer exactly once."""
     groups, owner = [], dict[int, Fields]()
     for node in nodes:
@@ -208,6 +230,8 @@ def read_groups(nodes: list[Fields], hidden_size: int, total: int, first: int = 
         if attention is None and ffn is None:
             raise AttncalcError(node.where, "a layer needs attention, ffn or both")
         norms = node.get("norms", int)
+        if norms and norm == "none":
+            raise AttncalcError(node.path("norms"), "must be 0 where norm is none", got=norms)
         node.finish()
         shifted = tuple(first + i for i in indices)
         groups.append(LayerGroup(shifted, attention, ffn, norms, reach, sources))
@@ -238,6 +262,9 @@ def read_extra(node: Fields, total: int) -> ExtraWeight:
     shape = node.items("shape")
     if not shape or any(not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_COUNT for n in shape):
         raise AttncalcError(node.path("shape"), "must be a list of whole numbers", got=shown(shape))
+    if len(shape) > 8 or prod(n for n in shape if isinstance(n, int)) > MAX_COUNT:
+        raise AttncalcError(node.path("shape"), "must have at most 8 axes and 2^53 elements", got=f"{len(shape)} axes")
+    node.text("name")
     return read_spec(ExtraWeight, node, copies=copies, shape=tuple(shape))
 
 
@@ -251,43 +278,80 @@ def read_model(data: object, where: str) -> Model:
     hidden_size, total = top.positive("hidden_size"), top.positive("num_hidden_layers")
     if total > MAX_LAYERS:
         raise AttncalcError(top.path("num_hidden_layers"), f"must be at most {MAX_LAYERS}", got=total)
-    groups = read_groups(top.children("layers"), hidden_size, total)
-    _check_sources(top, groups)
+    norm: Norm = top.get("norm", Norm)
+    groups = read_groups(top.children("layers"), hidden_size, total, norm)
+    mtp = _mtp(top, hidden_size, total, norm) if top.stated("mtp") else None
+    _check_sources(top, groups + (mtp.groups if mtp else ()))
+    extra_weights = tuple(read_extra(n, total) for n in top.children("extra_weights"))
+    _check_extra(top, extra_weights)
     model = Model(
-        id=top.get("id", str),
-        hf_id=top.get("hf_id", str | None),
-        model_type=top.get("model_type", str | None),
+        id=top.text("id"),
+        hf_id=top.optional_text("hf_id"),
+        model_type=top.optional_text("model_type"),
         source=_source(top.child("source")),
-        notes=() if top.absent("notes") else tuple(str(n) for n in top.items("notes")),
+        notes=_texts(top, "notes"),
         hidden_size=hidden_size,
         vocab_size=top.positive("vocab_size") if top.stated("vocab_size") else None,
         tie_word_embeddings=top.get("tie_word_embeddings", bool),
-        norm=top.get("norm", Norm),
+        norm=norm,
         final_norm=top.get("final_norm", bool),
+        final_logit_softcap=top.get("final_logit_softcap", bool),
         max_position_embeddings=top.positive("max_position_embeddings")
         if top.stated("max_position_embeddings")
         else None,
         kv_cache_dtype=_declared_format(top),
         groups=groups,
-        mtp=_mtp(top, hidden_size, total) if top.stated("mtp") else None,
-        extra_weights=tuple(read_extra(n, total) for n in top.children("extra_weights")),
+        mtp=mtp,
+        extra_weights=extra_weights,
         path=where,
     )
+    _check_whole(top, model)
     top.finish()
     return model
 
 
+def _kept(group: LayerGroup) -> list[tuple[str, int, int]]:
+    """What the layers of a group would keep if they kept it themselves."""
+    attention = group.attention
+    if attention is None:
+        return []
+    own = replace(attention, own_kv=True) if group.cache_from else attention  # type: ignore[type-var]
+    return [(t.name, t.heads.size, t.width.size) for t in own.cache(FULL, own.forms[0])]
+
+
 def _declared_format(top: Fields) -> str | None:
-    name: str | None = top.get("kv_cache_dtype", str | None)
+    name = top.optional_text("kv_cache_dtype")
     if name is not None:
         check_kv_format(name, top.path("kv_cache_dtype"))
     return name
 
 
-def _mtp(top: Fields, hidden_size: int, total: int) -> MTP:
+def _check_extra(top: Fields, extra: tuple[ExtraWeight, ...]) -> None:
+    for i, w in enumerate(extra):
+        where = top.path(f"extra_weights[{i}]")
+        if w.name in {x.name for x in extra[:i]}:
+            raise AttncalcError(where, "every name must be given once", got=shown(w.name))
+        if w.operation == "linear" and (len(w.shape) != 2 or w.place == "embedding"):
+            raise AttncalcError(
+                where, "a linear weight must have two axes and a place that computes", got=shown(w.name)
+            )
+
+
+def _check_whole(top: Fields, model: Model) -> None:
+    """Layers alone have neither embedding nor head, and nothing that belongs to them."""
+    if model.vocab_size is not None:
+        return
+    for name in ("tie_word_embeddings", "final_norm", "final_logit_softcap"):
+        if getattr(model, name):
+            raise AttncalcError(top.path(name), "must be false where vocab_size is null", got="true")
+    if any(w.place in ("head", "embedding") for w in model.extra_weights):
+        raise AttncalcError(top.path("extra_weights"), "must not be of a head or embedding where vocab_size is null")
+
+
+def _mtp(top: Fields, hidden_size: int, total: int, norm: Norm) -> MTP:
     node = top.child("mtp")
     count = node.positive("num_layers")
-    groups = read_groups(node.children("layers"), hidden_size, count, first=total)
+    groups = read_groups(node.children("layers"), hidden_size, count, norm, first=total)
     mtp = MTP(groups, tuple(read_extra(n, count) for n in node.children("extra_weights")))
     node.finish()
     return mtp
@@ -301,10 +365,22 @@ def _check_sources(top: Fields, groups: tuple[LayerGroup, ...]) -> None:
             if owner is None or source >= index or owner.cache_from or owner.attention is None:
                 rule = f"layer {index} must read an earlier layer with a cache of its own"
                 raise AttncalcError(top.path("layers"), rule, got=f"cache_from {source}")
+            if _kept(owner) != _kept(group) or not owner.reach.covers(group.reach):
+                rule = f"layer {index} must read K and V of its own heads, widths and reach"
+                raise AttncalcError(top.path("layers"), rule, got=f"cache_from {source}")
+
+
+def _texts(top: Fields, name: str) -> tuple[str, ...]:
+    out = []
+    for i, item in enumerate([] if top.absent(name) else top.items(name)):
+        if not isinstance(item, str) or not item.isprintable() or not item:
+            raise AttncalcError(top.path(f"{name}[{i}]"), "must be printable text", got=shown(item))
+        out.append(item)
+    return tuple(out)
 
 
 def _source(node: Fields) -> dict[str, Any]:
-    out = {"where": node.get("where", str), "date": str(node.get("date", str))}
+    out = {"where": node.text("where"), "date": node.text("date")}
     out["status"] = node.get("status", Status)
     node.finish()
     return out

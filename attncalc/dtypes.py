@@ -26,7 +26,7 @@ class RowFormat(NamedTuple):
         """Bits of one row of `width` values: width * bits + width / block * scale_bits + row_bits."""
         if width % self.block:
             rule = f"{self.name} stores blocks of {self.block} values, which do not divide a row"
-            raise AttncalcError("dtype", rule, got=f"a width of {width}")
+            raise AttncalcError("storage format", rule, got=f"a width of {width}")
         return width * self.bits + width // self.block * self.scale_bits + self.row_bits
 
     @property
@@ -41,6 +41,7 @@ class RowFormat(NamedTuple):
 FORMATS = {
     f.name: f
     for f in (
+        RowFormat("fp64", 64),
         RowFormat("fp32", 32),
         RowFormat("bf16", 16),
         RowFormat("fp16", 16),
@@ -71,6 +72,10 @@ ALIASES = {
     "fp8_e4m3": "fp8",
 }
 
+FLOATS = ("fp64", "fp32", "bf16", "fp16")
+
+CACHE_KINDS = ("key", "value", "latent", "rope_key")
+
 # A record format packs one token's latent and RoPE key; the numbers are its two parts.
 RECORDS = {
     "fp8_ds_mla": {"latent": RowFormat("fp8_ds_mla", 8, 128, 32), "rope_key": RowFormat("bf16", 16)},
@@ -85,9 +90,11 @@ def plain_format(name: str, where: str) -> RowFormat:
     Raises:
         AttncalcError: the name is not known; the nearest one is suggested.
     """
-    found = FORMATS.get(ALIASES.get(name, name))
+    found = FORMATS.get(name)
     if not found:
         known = (*FORMATS, *RECORDS)
+        if name in ALIASES:
+            raise AttncalcError(where, "unknown storage format", got=shown(name), hint=f"Write {ALIASES[name]}")
         hint = suggestion(name, known, f"Known: {', '.join(known)}")
         raise AttncalcError(where, "unknown storage format", got=shown(name), hint=hint)
     return found
@@ -117,16 +124,21 @@ class Formats:
     def __post_init__(self) -> None:
         check_kv_format(self.kv, "--kv-dtype")
         for kind in ("weight", "activation", "state", "conv"):
-            plain_format(getattr(self, kind), f"--{kind}-dtype")
+            name = getattr(self, kind)
+            if name in RECORDS or plain_format(name, f"--{kind}-dtype").row_bits:
+                raise AttncalcError(f"--{kind}-dtype", "must not be a format of the cache alone", got=shown(name))
 
     def of(self, kind: str, width: int) -> RowFormat:
         """The row format of a tensor whose last axis is `width`.
 
-        `kind`: weight, activation, state, conv; key, value, latent, rope_key in the cache.
+        `kind`: weight, vector, activation, state, conv; key, value, latent, rope_key in the cache.
 
         Raises:
             AttncalcError: the format does not exist for such a tensor.
         """
+        if kind == "vector":
+            # Quantised checkpoints keep their norms, biases and sinks in 16 bits.
+            return FORMATS[self.weight if self.weight in FLOATS else "bf16"]
         if kind in ("weight", "activation", "state", "conv"):
             return plain_format(getattr(self, kind), f"--{kind}-dtype")
         if self.kv in RECORDS:
@@ -139,6 +151,18 @@ class Formats:
             rule = f"a latent cache has no separate V, so the pair {self.kv} cannot apply"
             raise AttncalcError("--kv-dtype", rule, hint=f"Give one format, such as {first}")
         return plain_format(second if second and kind == "value" else first, "--kv-dtype")
+
+    def row(self, kind: str, width: int) -> int:
+        """Bits of a row of `width` values.
+
+        Raises:
+            AttncalcError: the format does not exist for such a tensor, or its blocks do not divide the row.
+        """
+        try:
+            return self.of(kind, width).row(width)
+        except AttncalcError as error:
+            option = "--kv-dtype" if kind in CACHE_KINDS else f"--{kind}-dtype"
+            raise AttncalcError(option, error.rule, got=error.got, hint=error.hint) from None
 
 
 def whole_bytes(bits: int, where: str) -> int:

@@ -1,11 +1,11 @@
 """Every number unfolded: formula, substituted values, result, source. Made from the objects that give the numbers."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from attncalc.attention.base import Attention, Step
-from attncalc.axes import Weight, letters
+from attncalc.axes import Weight, letters, parenthesised
 from attncalc.cache import CacheTensor
 from attncalc.ops import Contraction, Rowwise
 from attncalc.reach import Reach
@@ -57,7 +57,7 @@ def _cache_row(tensor: CacheTensor, workload: Workload, conventions: Conventions
     bits = row_format.row(tensor.width.size)
     simple = row_format.scale_bits == row_format.row_bits == 0 and row_format.bits % 8 == 0
     if simple:
-        formula = f"batch * {stored}{heads} * {_in_product(tensor.width.label)} * {row_format.bits // 8}"
+        formula = f"batch * {stored}{heads} * {parenthesised(tensor.width.label)} * {row_format.bits // 8}"
     else:
         symbols = {k: v for k, v in symbols.items() if k != tensor.width.label} | {"row_bits": bits}
         formula = f"batch * {stored}{heads} * row_bits / 8"
@@ -67,10 +67,6 @@ def _cache_row(tensor: CacheTensor, workload: Workload, conventions: Conventions
     if not simple:
         where.append(f"row_bits = {bits} for {tensor.width.label} = {tensor.width.size}")
     return _row(f"cache {tensor.name}", formula, symbols, made.bytes, "B", where)
-
-
-def _in_product(label: str) -> str:
-    return f"({label})" if " " in label else label
 
 
 def _weight_row(weight: Weight) -> Row:
@@ -102,9 +98,3 @@ def _row(name: str, formula: str, symbols: Mapping[str, int], result: int, unit:
         "unit": unit,
         "where": where,
     }
-
-
-def totals(rows: list[Row]) -> Iterator[tuple[str, int]]:
-    """Sums by unit, for a check that nothing is lost."""
-    for unit in dict.fromkeys(row["unit"] for row in rows):
-        yield unit, sum(row["result"] for row in rows if row["unit"] == unit)

@@ -114,6 +114,8 @@ class MoE:
     def __post_init__(self) -> None:
         require(self, "hidden_size", "num_experts", "top_k", "moe_intermediate_size")
         require(self, "shared_intermediate_size", minimum=0)
+        if self.shared_gate and not self.shared_intermediate_size:
+            raise AttncalcError("shared_gate", "must be false where there is no shared expert", got="true")
         if self.top_k > self.num_experts:
             raise AttncalcError("top_k", f"must not exceed num_experts {self.num_experts}", got=self.top_k)
 
@@ -123,7 +125,7 @@ class MoE:
             "D": Dim(self.hidden_size, "hidden_size"),
             "E": Dim(self.num_experts, "num_experts"),
             "I": Dim(self.moe_intermediate_size, "moe_intermediate_size"),
-            "G": Dim(2 if self.gated else 1, "2"),
+            "G": Dim(2 if self.gated else 1, "matrices"),
             "J": Dim(self.shared_intermediate_size, "shared_intermediate_size"),
             "one": Dim(1, "1"),
         }

@@ -8,26 +8,34 @@ from attncalc.attention.base import Step
 from attncalc.axes import Dim, Weight
 from attncalc.dtypes import Formats, whole_bytes
 from attncalc.engines import engine as find_engine
-from attncalc.errors import AttncalcError
 from attncalc.model import ExtraWeight, LayerGroup, Model
 from attncalc.ops import (
     LAYER_NORM,
     RESIDUAL,
     RMS_NORM,
+    SOFTCAP,
     Contraction,
     Ops,
+    Part,
     Role,
     Rowwise,
     activation,
     product,
     weight,
 )
+from attncalc.units import parse_count
 from attncalc.workload import Conventions, Workload
 
 if TYPE_CHECKING:
     from attncalc.engines.base import Engine
 
-NORM_FLOPS = {"rms": RMS_NORM, "layer": LAYER_NORM - 1, "layer_bias": LAYER_NORM, "none": LAYER_NORM - 2}
+NORM_FLOPS = {
+    "rms": RMS_NORM,
+    "layer": LAYER_NORM - 1,
+    "layer_bias": LAYER_NORM,
+    "unweighted": LAYER_NORM - 2,
+    "none": 0,
+}
 
 
 class LayerCost(NamedTuple):
@@ -155,14 +163,14 @@ def step_cost(
     Raises:
         AttncalcError: the engine, the form, the formats or the split do not fit the model.
     """
-    workload = Workload(context, new_tokens, batch)
+    workload, tp = Workload(context, new_tokens, batch), parse_count(tp, "tp")
     conventions = conventions or Conventions(formats=model_formats(model))
     profile = find_engine(engine)
     profile.check_formats(conventions.formats)
     check_form_known(model, conventions.form)
     groups = model.layer_groups(mtp=conventions.mtp)
     layers = tuple(layer_cost(model, profile, g, workload, conventions, tp) for g in groups)
-    extra, extra_bytes = _extra(model, workload, conventions)
+    extra, extra_bytes = _extra(model, workload, conventions, tp)
     head, outer = _head(model, workload, conventions, tp)
     return StepCost(model, engine, workload, conventions, tp, layers, head, extra, outer + extra_bytes)
 
@@ -183,7 +191,7 @@ def layer_cost(
     if attention:
         form, cached = profile.execution(attention, workload, own_form(group, conventions.form))
         step = Step(workload, profile.attended(model, group), conventions.count)
-        attention_ops = attention.ops(step, form, cached=cached)
+        attention_ops = profile.stored(model, group, attention.ops(step, form, cached=cached))
         weights += attention.weights(form)
     if ffn:
         ffn_ops = ffn.ops(workload)
@@ -198,27 +206,25 @@ def layer_cost(
         blocks = (attention is not None) + (ffn is not None)
         rowwise.append(Rowwise("residual", "b t D", blocks * RESIDUAL, axes))
     formats = conventions.formats
-    held = sum(_weight_bytes(w.sizes, formats) for w in weights)
-    held += _vector_bytes(model, group.norms, formats)
-    return LayerCost(group._replace(attention=attention, ffn=ffn), form, attention_ops, ffn_ops, tuple(rowwise), held)
+    held = sum(_weight_bytes(w.sizes, formats, w.kind) for w in weights)
+    held += _norm_bytes(model, group.norms, formats)
+    return LayerCost(group, form, attention_ops, ffn_ops, tuple(rowwise), held)
 
 
-def _weight_bytes(shape: tuple[int, ...], formats: Formats) -> int:
+def _weight_bytes(shape: tuple[int, ...], formats: Formats, kind: str = "weight") -> int:
     *lead, last = shape
-    return whole_bytes(prod(lead) * formats.of("weight", last).row(last), "weights")
+    return whole_bytes(prod(lead) * formats.row(kind, last), "weights")
 
 
-def _vector_bytes(model: Model, norms: int, formats: Formats) -> int:
+def _norm_bytes(model: Model, norms: int, formats: Formats) -> int:
     vectors = model.norm_elements(norms) // model.hidden_size
-    return _weight_bytes((vectors, model.hidden_size), formats)
+    return _weight_bytes((vectors, model.hidden_size), formats, "vector")
 
 
 def _head(model: Model, workload: Workload, conventions: Conventions, tp: int) -> tuple[Ops, int]:
     if model.vocab_size is None:
         return Ops((), ()), 0
-    counted = {"all": workload.new_tokens, "last": 1}.get(conventions.head_tokens)
-    if counted is None:
-        raise AttncalcError("--logits", "must be all or last", got=conventions.head_tokens)
+    counted = workload.new_tokens if conventions.head_tokens == "all" else 1
     vocabulary = -(-model.vocab_size // tp)
     axes = {
         "b": Dim(workload.batch, "batch"),
@@ -227,30 +233,45 @@ def _head(model: Model, workload: Workload, conventions: Conventions, tp: int) -
         "V": Dim(vocabulary, "vocab_size"),
     }
     logits = product("lm_head", activation("x", "b t D"), weight("lm_head", "V D"), activation("logits", "b t V"), axes)
+    logits_of = [logits]
+    if conventions.mtp and model.mtp:
+        # Each MTP layer has logits of its own, by the head that the main model has read already.
+        read = Part("lm_head", "V D", "on_chip", "weight")
+        layers = sum(len(g.indices) for g in model.mtp.groups)
+        x, out = activation("x", "b t D"), activation("logits", "b t V")
+        logits_of += [product("mtp_lm_head", x, read, out, axes)] * layers
     formats = conventions.formats
-    rows = min(vocabulary, workload.batch * workload.new_tokens)
     held = _weight_bytes((vocabulary, model.hidden_size), formats)
-    held += _weight_bytes((rows, model.hidden_size), formats) + _vector_bytes(model, int(model.final_norm), formats)
-    every = axes | {"t": Dim(workload.new_tokens, "new_tokens")}
-    norm = Rowwise("final_norm", "b t D", NORM_FLOPS[model.norm], every)
-    return Ops((logits,), (norm,) if model.final_norm else ()), held
+    held += _norm_bytes(model, int(model.final_norm), formats)
+    if not model.tie_word_embeddings:  # a tied table is read whole by the head
+        rows = min(vocabulary, workload.batch * workload.new_tokens)
+        held += _weight_bytes((rows, model.hidden_size), formats)
+    rowwise = []
+    if model.final_norm:
+        every = axes | {"t": Dim(workload.new_tokens, "new_tokens")}
+        rowwise.append(Rowwise("final_norm", "b t D", NORM_FLOPS[model.norm], every))
+    if model.final_logit_softcap:
+        rowwise.append(Rowwise("final_softcap", "b t V", SOFTCAP, axes))
+    return Ops(tuple(logits_of), tuple(rowwise)), held
 
 
 def _extra(
-    model: Model, workload: Workload, conventions: Conventions
+    model: Model, workload: Workload, conventions: Conventions, tp: int
 ) -> tuple[tuple[tuple[ExtraWeight, Contraction], ...], int]:
     ops, held = [], 0
     for w in model.extras(mtp=conventions.mtp):
         shape = w.shape
+        if w.place == "head":  # split as the vocabulary is
+            shape = (-(-shape[0] // tp), *shape[1:])
         if w.place == "embedding":
             shape = (min(shape[0], workload.batch * workload.new_tokens), *shape[1:])
-        held += w.copies * _weight_bytes(shape, conventions.formats)
+        held += w.copies * _weight_bytes(shape, conventions.formats, "weight" if len(shape) > 1 else "vector")
         if w.operation == "linear":
             axes = {
                 "b": Dim(workload.batch, "batch"),
                 "t": Dim(workload.new_tokens, "new_tokens"),
-                "o": Dim(w.shape[0], f"{w.name} rows"),
-                "i": Dim(prod(w.shape[1:]), f"{w.name} columns"),
+                "o": Dim(shape[0], f"{w.name} rows"),
+                "i": Dim(prod(shape[1:]), f"{w.name} columns"),
             }
             x, y = activation("x", "b t i"), activation("y", "b t o")
             ops.append((w, product(w.name, x, weight(w.name, "o i"), y, axes)))

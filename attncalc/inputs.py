@@ -25,6 +25,7 @@ class Options:
     kv_dtype: str | None = None
     weight_dtype: str = "bf16"
     activation_dtype: str = "bf16"
+    state_dtype: str = "fp32"
     form: str | None = None
     tp: str = "1"
     count: str = "causal"
@@ -54,7 +55,11 @@ def find_models(positional: list[str], options: list[str]) -> list[Named]:
     names = positional + options
     if not names:
         raise AttncalcError("--model", "name at least one model", hint="`attncalc models` lists all")
-    return [Named(name, find_model(name)[1], load(name)) for name in names]
+    named = []
+    for name in names:
+        path, found_by = find_model(name)
+        named.append(Named(name, found_by, load(path)))
+    return named
 
 
 def split_count(text: str) -> int:
@@ -94,9 +99,8 @@ def resolve(options: Options, model: Model | None) -> Resolved:
         kv=dtype_name(declared or "bf16" if options.kv_dtype is None else options.kv_dtype),
         weight=dtype_name(options.weight_dtype),
         activation=dtype_name(options.activation_dtype),
+        state=dtype_name(options.state_dtype),
     )
-    if options.logits not in ("all", "last"):
-        raise AttncalcError("--logits", "must be all or last", got=shown(options.logits))
     conventions = Conventions(count_convention(options.count), options.form, options.logits, options.mtp, formats)
     return Resolved(Workload(context, new_tokens, batch), conventions, split_count(options.tp), tuple(notes))
 
@@ -124,6 +128,8 @@ def conventions_record(conventions: Conventions) -> dict[str, Any]:
         "kv_dtype": conventions.formats.kv,
         "weight_dtype": conventions.formats.weight,
         "activation_dtype": conventions.formats.activation,
+        "state_dtype": conventions.formats.state,
+        "conv_dtype": conventions.formats.conv,
         "head_tokens": conventions.head_tokens,
         "mtp": conventions.mtp,
         "scores_on_chip": True,

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attncalc.attention.base import Attention
 from attncalc.axes import Dim, Weight
+from attncalc.dtypes import Formats
 from attncalc.errors import AttncalcError
 from attncalc.ffn import FFN
 from attncalc.reach import FULL, Reach
+from attncalc.workload import Conventions
 
 if TYPE_CHECKING:
     from attncalc.allocation import Allocation
     from attncalc.flops import StepCost
 
-Norm = Literal["rms", "layer", "layer_bias", "none"]
-NORM_WEIGHTS: dict[Norm, int] = {"rms": 1, "layer": 1, "layer_bias": 2, "none": 0}
+Norm = Literal["rms", "layer", "layer_bias", "unweighted", "none"]
+"""`layer` has a weight and no bias, `unweighted` neither; `none`: there are no norms."""
+NORM_WEIGHTS: dict[Norm, int] = {"rms": 1, "layer": 1, "layer_bias": 2, "unweighted": 0, "none": 0}
 
 
 class LayerGroup(NamedTuple):
@@ -74,6 +77,7 @@ class Model:
     tie_word_embeddings: bool = False
     norm: Norm = "none"
     final_norm: bool = False
+    final_logit_softcap: bool = False
     max_position_embeddings: int | None = None
     mtp: MTP | None = None
     extra_weights: tuple[ExtraWeight, ...] = ()
@@ -155,14 +159,41 @@ class Model:
         idle = sum(len(g.indices) * g.ffn.inactive_parameters for g in groups if g.ffn)
         return self.parameters(mtp=mtp) - idle
 
-    def cache(self, context: int, **options: Any) -> "Allocation":
-        """What the model keeps for `context` tokens; options as in `allocation.allocate`."""
+    def cache(
+        self,
+        context: int,
+        *,
+        batch: int = 1,
+        engine: str = "logical",
+        form: str | None = None,
+        tp: int = 1,
+        mtp: bool = False,
+        formats: Formats | None = None,
+    ) -> "Allocation":
+        """What the model keeps for `batch` sequences of `context` tokens, on the GPU of `tp` that holds most.
+
+        Raises:
+            AttncalcError: the engine, the form, the formats or the split do not fit the model.
+        """
         from attncalc.allocation import allocate
 
-        return allocate(self, context, **options)
+        return allocate(self, context, batch=batch, engine=engine, form=form, tp=tp, mtp=mtp, formats=formats)
 
-    def flops(self, context: int, new_tokens: int = 1, **options: Any) -> "StepCost":
-        """What a step costs; options as in `flops.step_cost`."""
+    def flops(
+        self,
+        context: int,
+        new_tokens: int = 1,
+        *,
+        batch: int = 1,
+        engine: str = "logical",
+        tp: int = 1,
+        conventions: Conventions | None = None,
+    ) -> "StepCost":
+        """What a step costs that computes the last `new_tokens` of `context` tokens, on one GPU of `tp`.
+
+        Raises:
+            AttncalcError: the engine, the form, the formats or the split do not fit the model.
+        """
         from attncalc.flops import step_cost
 
-        return step_cost(self, context, new_tokens, **options)
+        return step_cost(self, context, new_tokens, batch=batch, engine=engine, tp=tp, conventions=conventions)

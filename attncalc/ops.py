@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Literal, NamedTuple
 
-from attncalc.axes import Axes, Dim, elements, letters, parenthesised
+from attncalc.axes import Axes, Dim, elements, letters, parenthesised, sizes
 from attncalc.dtypes import Formats, whole_bytes
 
 Role = Literal["weight", "cache", "cache_write", "activation", "on_chip"]
@@ -36,9 +36,8 @@ class Part(NamedTuple):
         """Bits moved to or from memory: rows of the last axis in the format of this kind."""
         if self.role == "on_chip":
             return 0
-        *lead, last = letters(self.shape)
-        width = axes[last].size
-        return prod(axes[a].size for a in lead) * formats.of(self.kind, width).row(width)
+        *lead, width = sizes(self.shape, axes)
+        return prod(lead) * formats.row(self.kind, width)
 
 
 def weight(name: str, shape: str) -> Part:
@@ -177,6 +176,7 @@ SOFTMAX = 5  # maximum, subtraction, exponential, sum, division
 RMS_NORM = 4  # square, sum, scale, weight
 LAYER_NORM = 7  # mean, subtraction, square, sum, scale, weight, bias
 ROTATION = 3  # two products and a sum for each rotated value
+SOFTCAP = 3  # division, tanh, product
 GATE = 2  # sigmoid and product
 GATED_ACTIVATION = 3  # sigmoid or tanh form, product with the input, product with the up projection
 ACTIVATION = 2

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attncalc.errors import AttncalcError, shown, suggestion
 
@@ -166,7 +166,7 @@ def _yaml(text: str, where: str) -> object:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 raise AttncalcError(where, f"must not nest deeper than {MAX_DEPTH}")
-        return yaml.load(text, Loader=_unique_keys(loader, where))  # noqa: S506
+        return yaml.load(text, Loader=_loader(loader, where))  # noqa: S506
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
@@ -178,9 +178,17 @@ def _yaml(text: str, where: str) -> object:
         raise AttncalcError(where, "is not YAML", got="a value out of range") from None
 
 
-def _unique_keys(loader: Any, where: str) -> Any:
-    class Loader(loader):  # type: ignore[misc]
-        """The safe loader, which would let a repeated key overwrite the first."""
+def _loader(base: Any, where: str) -> Any:
+    import re
+
+    class Loader(base):  # type: ignore[misc]
+        """Plain data as YAML 1.2 reads it, with every key once.
+
+        YAML 1.1 would read `050257` as an octal number, `13:57` in base 60, `yes` as true, and the last of two equal
+        keys; here the first three stay text, which no number field accepts.
+        """
+
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen = set[object]()
@@ -192,4 +200,12 @@ def _unique_keys(loader: Any, where: str) -> Any:
                 seen.add(name)
             return super().construct_mapping(node, deep)
 
+    tags = (
+        ("null", r"~|null|", ["~", "n", ""]),
+        ("bool", r"true|false", list("tf")),
+        ("int", r"-?(?:0|[1-9][0-9]*)", list("-0123456789")),
+        ("float", r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", list("-+.0123456789")),
+    )
+    for name, pattern, first in tags:
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"(?:{pattern})$"), first)
     return Loader

@@ -45,6 +45,10 @@ class Reach(NamedTuple):
         """Tokens that a later step can need, at most: all, min(S, W), min(S, C)."""
         return context if self.kind == "full" else min(context, self.size)
 
+    def covers(self, other: "Reach") -> bool:
+        """Whether a cache of this reach holds what a query of the other reach attends to."""
+        return self.kind == "full" or (self.kind == other.kind and self.size >= other.size)
+
     @property
     def text(self) -> str:
         """`full`, `window 128`, `chunk 8192`."""

@@ -1,5 +1,6 @@
 """A report as text: table, JSON, CSV or Markdown. The only importer of rich, and only for tables."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from attncalc.errors import AttncalcError, shown
 from attncalc.report import Report, Table
 
 WIDTH = 80
+NARROWEST = 40
+"""A terminal that says it is narrower gets tables of `WIDTH`, and wraps them itself."""
 FORMATS = ("table", "json", "csv", "markdown")
 
 
@@ -24,19 +27,43 @@ def deliver(report: Report, form: str, output: str | None) -> None:
     """Print the report, or write it to a file.
 
     Raises:
-        AttncalcError: the file cannot be written.
+        AttncalcError: it cannot be written.
     """
-    if output is None:
-        if form == "table":
+    if output is not None:
+        _write_file(Path(output), text_of(report, form).encode("utf-8", "backslashreplace"))
+        return
+    if sys.stdout is None:
+        raise AttncalcError("output", "standard output is closed")
+    try:
+        if form == "table" and sys.stdout.isatty():
             _print_table(report)
         else:
             sys.stdout.write(text_of(report, form))
-        return
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence_stdout()
+        raise AttncalcError("output", "cannot be written", got=error.strerror or "an error") from None
+
+
+def silence_stdout() -> None:
+    """Let nothing more go to a standard output that takes nothing, so that the interpreter's last flush is quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    # A regular file is replaced whole or not at all; a pipe or device is written to.
     try:
-        Path(output).write_text(text_of(report, form), encoding="utf-8")
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_bytes(data)
+        part.replace(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "a path that no file can have"
-        raise AttncalcError("--output", f"cannot write {shown(output)}", got=reason) from None
+        raise AttncalcError("--output", f"cannot write {shown(str(path))}", got=reason) from None
 
 
 def text_of(report: Report, form: str) -> str:
@@ -79,12 +106,12 @@ def _markdown(report: Report) -> str:
 
 
 def _print_table(report: Report) -> None:
-    if sys.stdout.isatty():
-        from rich.console import Console
+    from rich.console import Console
 
-        _draw(report, Console(highlight=False, markup=False, emoji=False))
-    else:
-        sys.stdout.write(_plain(report))
+    console = Console(highlight=False, markup=False, emoji=False)
+    if console.width < NARROWEST:
+        console = Console(highlight=False, markup=False, emoji=False, width=WIDTH)
+    _draw(report, console)
 
 
 def _plain(report: Report) -> str:
@@ -122,7 +149,12 @@ def _rich_table(table: Table) -> Any:
     from rich import box
     from rich.table import Table as RichTable
 
-    drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
+    try:
+        "─".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+        lines = box.SIMPLE_HEAD
+    except UnicodeEncodeError:
+        lines = box.ASCII2
+    drawn = RichTable(box=lines, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
     for column in table.columns:
         number = any(isinstance(row[column.key], (int, float)) for row in table.rows)
         drawn.add_column(column.header, justify="right" if number else "left", overflow="fold")

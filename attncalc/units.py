@@ -51,10 +51,19 @@ def parse_bytes(text: str, where: str) -> int:
     return int(whole + fraction) * scale // int(10 ** len(fraction))
 
 
+def significant(value: float) -> str:
+    """Three significant digits without an exponent: 9.21, 92.1, 921, 1,008."""
+    if value >= 999.5:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
 def _scaled(value: int, steps: tuple[tuple[int, str], ...]) -> str:
+    base = steps[0][0] // steps[1][0]
     for scale, unit in steps:
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}" if value < 1000 * scale else f"{value / scale:,.0f} {unit}"
+        # 999,999,999 rounds to a whole GB: the unit is chosen after the rounding.
+        if value >= scale or (base == 1000 and value / scale >= 0.9995):
+            return f"{significant(value / scale)} {unit}"
     return f"{value:,} {steps[-1][1].lstrip('kK').replace('iB', 'B')}"
 
 

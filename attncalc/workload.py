@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from attncalc.dtypes import Formats
-from attncalc.errors import AttncalcError
+from attncalc.errors import AttncalcError, shown
 from attncalc.reach import Count
 from attncalc.units import parse_count
 
@@ -21,12 +21,14 @@ class Workload:
     batch: int = 1
 
     def __post_init__(self) -> None:
-        parse_count(self.context, "context")
-        parse_count(self.batch, "batch")
-        parse_count(self.new_tokens, "new tokens")
+        for name in ("context", "batch", "new_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int):
+                raise AttncalcError(name, "must be a whole number", got=shown(value))
+            parse_count(value, name)
         if self.new_tokens > self.context:
             rule = f"must not exceed the context of {self.context} tokens, which counts the new ones"
-            raise AttncalcError("new tokens", rule, got=self.new_tokens)
+            raise AttncalcError("new_tokens", rule, got=self.new_tokens)
 
     @property
     def phase(self) -> str:
@@ -45,3 +47,9 @@ class Conventions:
     head_tokens: str = "all"
     mtp: bool = False
     formats: Formats = field(default_factory=Formats)
+
+    def __post_init__(self) -> None:
+        if self.count not in ("causal", "dense"):
+            raise AttncalcError("count", "must be causal or dense", got=shown(self.count))
+        if self.head_tokens not in ("all", "last"):
+            raise AttncalcError("head_tokens", "must be all or last", got=shown(self.head_tokens))

@@ -26,6 +26,8 @@ VARIANTS = {
     "gqa": Entry(f"{_HERE}.gqa", "GQA", "softmax attention, a KV head for a group of heads"),
     "mqa": Entry(f"{_HERE}.gqa", "GQA", "softmax attention, one KV head for all"),
     "mla": Entry(f"{_HERE}.mla", "MLA", "one cached latent and one RoPE key for all heads"),
+    "kda": Entry(f"{_HERE}.kda", "KDA", "delta rule, decay per key channel, constant state"),
+    "linear-state": Entry(f"{_HERE}.linear_state", "LinearState", "one s x s state with elementwise decay"),
     "mla-split": Entry(f"{_HERE}.mla_split", "MLASplit", "cached latents for K and V apart, no RoPE key"),
 }
 

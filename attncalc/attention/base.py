@@ -105,6 +105,11 @@ class Attention(Protocol):
         """Query heads, the KV heads of an MHA of the same size."""
 
 
+def cached_form(spec: Attention, form: str) -> str:
+    """The form whose tensors are kept: K and V only where the form itself is decompressed."""
+    return form if form == "decompressed" else spec.forms[0]
+
+
 def check_form(spec: Attention, form: str) -> str:
     """`form`, if the variant has it."""
     if form not in spec.forms:

@@ -17,6 +17,7 @@ from attncalc.ops import (
     LAYER_NORM,
     RMS_NORM,
     ROTATION,
+    SOFTCAP,
     Contraction,
     Ops,
     Part,
@@ -72,6 +73,8 @@ class GQA:
             raise AttncalcError("rope_dim", rule, got=self.rope_dim)
         if "".join(sorted(set(self.bias), key="qkvo".find)) != self.bias or set(self.bias) - set("qkvo"):
             raise AttncalcError("bias", "must name projections in the order qkvo", got=repr(self.bias))
+        if self.shared_kv_weight and "v" in self.bias:
+            raise AttncalcError("bias", "must not name v where K and V share a projection", got=repr(self.bias))
         if self.shared_kv_weight and self.head_dim != self.v_head_dim:
             raise AttncalcError("v_head_dim", "must equal head_dim where K and V share a projection")
 
@@ -159,7 +162,7 @@ class GQA:
         elif self.gate == "head":
             gate = activation("gate", "b g j t")
             products.append(product("gate_proj", x, weight("gate_proj", "g j D"), gate, axes))
-        products.append(product("o_proj", o, weight("o_proj", "D g j e"), activation("y", "b t D"), axes))
+        products.append(product("o_proj", o, weight("o_proj", "D (g j e)"), activation("y", "b t D"), axes))
         return Ops(tuple(products), self._rowwise(step, axes))
 
     def _rowwise(self, step: Step, axes: Axes) -> tuple[Rowwise, ...]:
@@ -175,7 +178,7 @@ class GQA:
             rotated = {"q": "b t h p", "k": "b t g p"}
             out += [Rowwise(f"{p}_rope", rotated[p], ROTATION, axes) for p in "qk" if p in kept]
         if self.logit_softcap:
-            out.append(Rowwise("softcap", "b h", 3, axes, step.pairs, step.reach.pairs_formula(step.count)))
+            out.append(Rowwise("softcap", "b h", SOFTCAP, axes, step.pairs, step.reach.pairs_formula(step.count)))
         out.append(step.softmax(axes, "h"))
         if self.sinks:
             out.append(Rowwise("sink", "b h t", 4, axes))
@@ -192,7 +195,10 @@ class GQA:
         return self.num_heads
 
     def shard(self, tp: int) -> "GQA":
-        """H / tp query heads and max(1, G / tp) KV heads: a KV head is replicated once tp exceeds G."""
+        """H / tp query heads and max(1, G / tp) KV heads: a KV head is replicated once tp exceeds G.
+
+        A QK-norm over all heads is split with them.
+        """
         check_tp(tp, self.num_heads, self.num_kv_heads)
         return replace(self, num_heads=self.num_heads // tp, num_kv_heads=max(1, self.num_kv_heads // tp))
 

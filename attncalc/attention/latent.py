@@ -66,11 +66,13 @@ class LatentCore(NamedTuple):
 
     def products(self, step: Step, form: str, cached: str) -> list[Contraction]:
         """From the query (`b h t e`, or `b h t l` and `b h t p` if merged) to the output of the weighting."""
-        if form in ("absorbed", "merged"):
-            return self._latent_space(step, form)
-        if form == "decompressed" and cached != "decompressed" and step.workload.phase != "prefill":
+        if cached == "decompressed" and form != "decompressed":
+            raise AttncalcError("--form", f"{form} reads latents, which are not kept where K and V are")
+        if form == "decompressed" and cached != "decompressed" and step.workload.new_tokens < step.workload.context:
             rule = "decompressed needs K and V of all earlier tokens in the cache"
             raise AttncalcError("--form", rule, hint="Use expanded, which rebuilds them from the latent")
+        if form in ("absorbed", "merged"):
+            return self._latent_space(step, form)
         return self._head_space(step, form, cached)
 
     def _latent_space(self, step: Step, form: str) -> list[Contraction]:

@@ -46,8 +46,10 @@ class MLA:
     source: ClassVar[str] = "arXiv 2405.04434 section 2.1"
 
     def __post_init__(self) -> None:
-        require(self, "hidden_size", "num_heads", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
-        require(self, "qk_rope_head_dim", minimum=0)
+        require(self, "hidden_size", "num_heads", "kv_lora_rank", "v_head_dim")
+        require(self, "qk_nope_head_dim", "qk_rope_head_dim", minimum=0)
+        if not self.qk_nope_head_dim + self.qk_rope_head_dim:
+            raise AttncalcError("qk_nope_head_dim", "must be at least 1 where there is no RoPE key", got=0)
         if self.q_lora_rank is not None:
             require(self, "q_lora_rank")
         if self.rotated and self.qk_rope_head_dim % 2:
@@ -153,9 +155,9 @@ class MLA:
             products.append(product("gate_proj", x, weight("gate_proj", "h v D"), gate, axes))
         if merged_output:
             latent_out = activation("attn_latent", "b h t l")
-            products.append(product("o_merged_proj", latent_out, weight("o_merged_proj", "D h l"), y, axes))
+            products.append(product("o_merged_proj", latent_out, weight("o_merged_proj", "D (h l)"), y, axes))
         else:
-            products.append(product("o_proj", attn, weight("o_proj", "D h v"), y, axes))
+            products.append(product("o_proj", attn, weight("o_proj", "D (h v)"), y, axes))
         return Ops(tuple(products), self._rowwise(step, axes))
 
     def _rowwise(self, step: Step, axes: dict[str, Dim]) -> tuple[Rowwise, ...]:

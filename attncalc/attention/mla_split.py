@@ -104,12 +104,12 @@ class MLASplit:
             *core.products(step, form, cached),
         ]
         if merged:
-            out = weight("o_merged_proj", "D h u")
+            out = weight("o_merged_proj", "D (h u)")
             products.append(product("o_merged_proj", activation("attn_latent", "b h t u"), out, y, axes))
         else:
             if form == "absorbed":
                 products.append(core.un_absorb())
-            products.append(product("o_proj", activation("attn", "b h t v"), weight("o_proj", "D h v"), y, axes))
+            products.append(product("o_proj", activation("attn", "b h t v"), weight("o_proj", "D (h v)"), y, axes))
         return Ops(tuple(products), self._rowwise(step, form, axes))
 
     def _rowwise(self, step: Step, form: str, axes: dict[str, Dim]) -> tuple[Rowwise, ...]:

@@ -1,13 +1,13 @@
 """The command line. A command parses, calls one function, and renders; nothing is computed here."""
 
-import os
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
 
 from attncalc import __version__
-from attncalc.cli import analytic, catalogue
+from attncalc.cli import analytic, catalogue, proof
 from attncalc.errors import AttncalcError, one_line
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for module in (analytic, catalogue):
+for module in (analytic, catalogue, proof):
     for command in module.COMMANDS:
         app.command()(command)
 
@@ -48,9 +48,12 @@ def run(arguments: list[str]) -> int:
     """Run one command; errors that a user can cause become one line on stderr."""
     from typer._click.exceptions import ClickException, NoArgsIsHelpError
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # Whatever the locale cannot encode is escaped, never a crash.
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = app(arguments, prog_name="attncalc", standalone_mode=False)
-        sys.stdout.flush()
     except AttncalcError as error:
         return _fail(str(error))
     except NoArgsIsHelpError as error:
@@ -58,9 +61,10 @@ def run(arguments: list[str]) -> int:
         return 0
     except ClickException as error:
         return _fail(_usage(error))
-    except BrokenPipeError:
-        # The reader has gone; keep the interpreter from complaining while it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has gone
+        from attncalc.render import silence_stdout
+
+        silence_stdout()
         return 1
     except (typer.Abort, KeyboardInterrupt):
         return 130

@@ -13,6 +13,7 @@ def cache(
     context: o.Context = None,
     batch: o.Batch = "1",
     kv_dtype: o.KVDtype = None,
+    state_dtype: o.StateDtype = "fp32",
     form: o.Form = None,
     tp: o.Split = "1",
     engine: o.Engine = None,
@@ -27,7 +28,7 @@ def cache(
     from attncalc.render import chosen_format, deliver
 
     wanted = chosen_format(format, json)
-    asked = Options(context, batch, kv_dtype=kv_dtype, form=form, tp=tp, mtp=mtp)
+    asked = Options(context, batch, kv_dtype=kv_dtype, state_dtype=state_dtype, form=form, tp=tp, mtp=mtp)
     deliver(commands.cache(models or [], model or [], engine or ["logical"], asked), wanted, output)
 
 
@@ -51,6 +52,7 @@ def compare(
     new_tokens: o.NewTokens = None,
     phase: o.Phase = None,
     kv_dtype: o.KVDtype = None,
+    state_dtype: o.StateDtype = "fp32",
     form: o.Form = None,
     tp: o.Split = "1",
     count: o.Count = "causal",
@@ -76,7 +78,7 @@ def compare(
         "qk_nope_head_dim": qk_nope_head_dim,
         "qk_rope_head_dim": qk_rope_head_dim,
     }
-    asked = Options(context, batch, new_tokens, phase, kv_dtype, form=form, tp=tp, count=count)
+    asked = Options(context, batch, new_tokens, phase, kv_dtype, state_dtype=state_dtype, form=form, tp=tp, count=count)
     deliver(commands.compare((names or []) + (model or []), like, sizes, asked, device), wanted, output)
 
 
@@ -90,6 +92,7 @@ def flops(
     kv_dtype: o.KVDtype = None,
     weight_dtype: o.WeightDtype = "bf16",
     activation_dtype: o.ActivationDtype = "bf16",
+    state_dtype: o.StateDtype = "fp32",
     form: o.Form = None,
     tp: o.Split = "1",
     engine: o.Engine = None,
@@ -107,18 +110,19 @@ def flops(
 
     wanted = chosen_format(format, json)
     asked = Options(
-        context,
-        batch,
-        new_tokens,
-        phase,
-        kv_dtype,
-        weight_dtype,
-        activation_dtype,
-        form,
-        tp,
-        count,
-        mtp,
-        logits,
+        context=context,
+        batch=batch,
+        new_tokens=new_tokens,
+        phase=phase,
+        kv_dtype=kv_dtype,
+        weight_dtype=weight_dtype,
+        activation_dtype=activation_dtype,
+        state_dtype=state_dtype,
+        form=form,
+        tp=tp,
+        count=count,
+        mtp=mtp,
+        logits=logits,
     )
     deliver(commands.flops(models or [], model or [], engine or ["logical"], asked), wanted, output)
 
@@ -131,6 +135,7 @@ def explain(
     new_tokens: o.NewTokens = None,
     phase: o.Phase = None,
     kv_dtype: o.KVDtype = None,
+    state_dtype: o.StateDtype = "fp32",
     form: o.Form = None,
     count: o.Count = "causal",
     format: o.Format = None,  # noqa: A002
@@ -143,7 +148,7 @@ def explain(
     from attncalc.render import chosen_format, deliver
 
     wanted = chosen_format(format, json)
-    asked = Options(context, batch, new_tokens, phase, kv_dtype, form=form, count=count)
+    asked = Options(context, batch, new_tokens, phase, kv_dtype, state_dtype=state_dtype, form=form, count=count)
     deliver(commands.explain(variant, model or [], asked), wanted, output)
 
 

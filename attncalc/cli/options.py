@@ -26,6 +26,7 @@ KVDtype = Annotated[
 ]
 WeightDtype = Annotated[str, typer.Option("--weight-dtype", help="Format of the weights in memory.")]
 ActivationDtype = Annotated[str, typer.Option("--activation-dtype", help="Format of activations in memory.")]
+StateDtype = Annotated[str, typer.Option("--state-dtype", help="Format of recurrent states.")]
 Form = Annotated[
     str | None,
     typer.Option("--form", help="How a variant is computed: absorbed, expanded, decompressed, merged."),

@@ -6,6 +6,7 @@ from attncalc.attention.base import Attention
 from attncalc.cache import CacheTensor
 from attncalc.dtypes import Formats
 from attncalc.model import LayerGroup, Model
+from attncalc.ops import Ops
 from attncalc.reach import Reach
 from attncalc.workload import Workload
 
@@ -32,8 +33,11 @@ class Engine(Protocol):
     def attended(self, model: Model, group: LayerGroup) -> Reach:
         """The tokens that a query attends to."""
 
-    def cache(self, model: Model, group: LayerGroup, form: str) -> tuple[CacheTensor, ...]:
-        """The tensors that one layer keeps."""
+    def cache(self, model: Model, group: LayerGroup, form: str, tp: int) -> tuple[CacheTensor, ...]:
+        """The tensors that one layer keeps on one of `tp` GPUs; the group is whole."""
+
+    def stored(self, model: Model, group: LayerGroup, ops: Ops) -> Ops:
+        """The operations with the cache rows that they really read and write."""
 
     def rule(self, model: Model, group: LayerGroup) -> str:
         """Why this group's cache differs from the logical one; empty if it does not."""

@@ -10,6 +10,7 @@ from attncalc.dtypes import Formats
 from attncalc.engines.base import Execution
 from attncalc.errors import AttncalcError
 from attncalc.model import LayerGroup, Model
+from attncalc.ops import Contraction, Ops, Part, Term
 from attncalc.reach import Reach
 from attncalc.workload import Workload
 
@@ -17,7 +18,22 @@ DTYPES = ("fp32", "bf16", "fp16")
 
 
 def _one_less(reach: Reach) -> Reach:
-    return reach if reach.kind == "full" else Reach("window", reach.size - 1)
+    if reach.kind == "full":
+        return reach
+    if reach.size == 1:
+        # `[-(window - 1):]` of one is the whole tensor.
+        raise AttncalcError("--engine", "transformers cannot keep a window of one token")
+    return Reach("window", reach.size - 1)
+
+
+def _every_head(op: Contraction) -> Contraction:
+    def part(p: Part) -> Part:
+        return p._replace(shape=p.shape.replace("b g ", "b g j ")) if p.role in ("cache", "cache_write") else p
+
+    def side(t: Term) -> Term:
+        return Term(t.shape, tuple(part(p) for p in t.parts))
+
+    return op._replace(left=side(op.left), right=side(op.right), out=side(op.out))
 
 
 class Transformers:
@@ -35,7 +51,7 @@ class Transformers:
     def execution(self, attention: Attention, workload: Workload, form: str | None) -> Execution:  # noqa: ARG002
         """MLA: expanded, from a cached latent (since 5.15)."""
         own = "expanded" if "expanded" in attention.forms else attention.forms[0]
-        if form and form != own:
+        if form is not None and form != own:
             raise AttncalcError("--form", f"transformers computes {attention.variant} {own}", got=form)
         return Execution(own, attention.forms[0])
 
@@ -45,14 +61,21 @@ class Transformers:
             return Reach("window", group.reach.size + 1)
         return group.reach
 
-    def cache(self, model: Model, group: LayerGroup, form: str) -> tuple[CacheTensor, ...]:
-        """The layer's tensors; Falcon's new decoder broadcasts K and V to all query heads before caching."""
-        attention = group.attention
-        if attention is None:
+    def cache(self, model: Model, group: LayerGroup, form: str, tp: int) -> tuple[CacheTensor, ...]:
+        """The layer's tensors; Falcon broadcasts K and V to all query heads, a convolution keeps `kernel` columns."""
+        if group.attention is None:
             return ()
+        attention = group.attention.shard(tp)
         if self._broadcasts(model, group):
             attention = attention.with_kv_heads(attention.query_heads()) or attention
-        return attention.cache(_one_less(self.attended(model, group)), form)
+        layout = attention.cache(_one_less(self.attended(model, group)), form)
+        return tuple(t._replace(rows=t.rows + 1) if t.kind == "conv" else t for t in layout)
+
+    def stored(self, model: Model, group: LayerGroup, ops: Ops) -> Ops:
+        """Broadcast K and V are written and read for every query head."""
+        if not self._broadcasts(model, group):
+            return ops
+        return Ops(tuple(_every_head(op) for op in ops.contractions), ops.rowwise)
 
     def rule(self, model: Model, group: LayerGroup) -> str:
         """Why this group's cache differs from the logical one."""
@@ -62,6 +85,9 @@ class Transformers:
             return "MiMo-V2's window leaves out the current token: as many are kept, one more is attended"
         if group.reach.kind == "window":
             return "a sliding layer keeps window - 1 tokens, without the current one"
+        layout = group.attention.cache(group.reach, group.attention.forms[0]) if group.attention else ()
+        if any(t.kind == "conv" for t in layout):
+            return "a convolution state keeps as many columns as its kernel, one more than it needs"
         if group.reach.kind == "chunk":
             return "a chunked layer is kept as a sliding one: chunk - 1 tokens"
         return ""

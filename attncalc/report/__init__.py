@@ -92,12 +92,14 @@ def number_text(value: float | str | None) -> str:
         return "-"
     if isinstance(value, str):
         return value
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if value < 10_000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if value < 9_999.5 else f"{value:,.0f}"
 
 
 def ratio_text(value: float | None) -> str:
     """`56.9x`."""
-    return "-" if value is None else f"{value:.3g}x"
+    from attncalc.units import significant
+
+    return "-" if value is None else f"{significant(value)}x"
 
 
 def bytes_text(value: int | None) -> str:

@@ -134,6 +134,6 @@ def devices_report(devices: "Sequence[Device]") -> Report:
         Column("name", "name"),
         Column("memory_bytes", "memory", bytes_text),
         Column("bandwidth_bytes_per_s", "bandwidth", lambda v: f"{v / 10**9:,.0f} GB/s"),
-        Column("bf16", "dense bf16", lambda v: f"{v / 10**12:,.1f} TFLOP/s"),
+        Column("bf16", "dense bf16", lambda v: f"{v / 10**12:,.1f} TFLOP/s" if v else "-"),
     )
     return Report("devices", {}, {}, results, (Table("", columns, rows),))

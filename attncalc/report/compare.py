@@ -9,6 +9,7 @@ from attncalc.report import (
     Report,
     Row,
     Table,
+    bytes_text,
     count_text,
     exact_bytes,
     flops_text,
@@ -66,6 +67,11 @@ def compare_report(
         Column("kv_heads", "KV", count_text),
         Column("widths", "K/V"),
         Column("cache_elements_per_token_per_layer", "elem./token", count_text),
+        *(
+            (Column("cache_bytes_constant", "constant", bytes_text),)
+            if any(r["cache_bytes_constant"] for r in results)
+            else ()
+        ),
         Column("cache_ratio_to_mha", "MHA is", ratio_text),
         Column("gemm", "score M x N x K"),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from attncalc.flops import LayerCost, StepCost
-from attncalc.ops import Contraction
+from attncalc.ops import Contraction, Rowwise
 from attncalc.report import (
     Column,
     Report,
@@ -63,6 +63,7 @@ def flops_result(cost: "StepCost") -> Row:
         "intensity": cost.total / cost.bytes_total if cost.bytes_total else None,
         "layers": [_layer_cost_row(layer, cost.conventions) for layer in cost.layers],
         "head": [op_row(op, cost.conventions) for op in cost.head.contractions],
+        "head_elementwise": [_rowwise_row(op) for op in cost.head.rowwise],
         "extra": [op_row(op, cost.conventions) | {"copies": weight.copies} for weight, op in cost.extra],
     }
 
@@ -79,8 +80,12 @@ def _layer_cost_row(layer: "LayerCost", conventions: "Conventions") -> Row:
         "flops_ffn": layer.flops_ffn,
         "flops_elementwise": layer.flops_elementwise,
         "ops": [op_row(op, conventions) for op in layer.contractions],
-        "elementwise": [{"name": op.name, "formula": op.formula, "flops": op.flops} for op in every],
+        "elementwise": [_rowwise_row(op) for op in every],
     }
+
+
+def _rowwise_row(op: Rowwise) -> Row:
+    return {"name": op.name, "formula": op.formula, "flops": op.flops}
 
 
 def flops_report(inputs: Row, conventions: Row, costs: "Sequence[StepCost]", notes: Sequence[str]) -> Report:

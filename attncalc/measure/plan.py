@@ -1,0 +1,181 @@
+"""What is measured, and what is predicted of it. Imports no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from attncalc.attention.base import Attention, HeadShape, Step, cached_form
+from attncalc.cache import Tensor, total_bytes
+from attncalc.compare import Dimensions, Layer, dimensions_like, layers_of, layers_of_groups
+from attncalc.dtypes import Formats
+from attncalc.errors import AttncalcError, shown
+from attncalc.model import Model
+from attncalc.ops import Contraction
+from attncalc.reach import Reach
+from attncalc.workload import Workload
+
+VARIANTS = ("mha", "gqa", "mqa", "mla", "mla-split", "kda", "linear-state")
+DEVICES = ("cpu", "cuda", "mps", "meta")
+DTYPES = ("fp64", "fp32", "bf16", "fp16")
+BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+
+# A whole default run ends within a minute on two CPU cores; a GPU gets DeepSeek-V3's dimensions.
+SMALL = Dimensions(1024, 16, 4, 64, 64, 256, 384, 64, 32)
+DEFAULT_CONTEXT = {"cpu": 512, "cuda": 8192, "mps": 2048, "meta": 8192}
+DEFAULT_DTYPE = {"cpu": "fp32", "cuda": "bf16", "mps": "fp32", "meta": "bf16"}
+DEFAULT_REPEAT = {"cpu": 3, "cuda": 30, "mps": 10, "meta": 0}
+CHECKED_CONTEXT = 256
+"""Tokens at which a layer is compared with its reference path, whose scores go through memory."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure; everything is resolved."""
+
+    device: str
+    dtype: str
+    context: int
+    batch: int
+    new_tokens: int
+    repeat: int
+    seed: int
+    path: str | None
+
+    @property
+    def formats(self) -> Formats:
+        """Everything in the dtype of the layer, recurrent states in fp32 (fp64 where that is the dtype)."""
+        wide = "fp32" if self.dtype != "fp64" else "fp64"
+        return Formats(kv=self.dtype, weight=self.dtype, activation=self.dtype, conv=self.dtype, state=wide)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer in one form and one phase."""
+
+    layer: Layer
+    workload: Workload
+    phase: str
+
+    @property
+    def attention(self) -> Attention:
+        """The specification."""
+        return self.layer.attention
+
+    @property
+    def reach(self) -> Reach:
+        """Which tokens a query attends to."""
+        return self.layer.reach
+
+    @property
+    def cached(self) -> str:
+        """The form whose tensors are kept: K and V only where the form itself is decompressed."""
+        return cached_form(self.attention, self.layer.form)
+
+    @property
+    def heads(self) -> HeadShape:
+        """Widths of the kernel."""
+        return self.attention.heads(self.layer.form)
+
+
+class Prediction(NamedTuple):
+    """What the specification says of one step of one layer; FLOPs as a counter sees them, every pair."""
+
+    parameters: int
+    cache: tuple[Tensor, ...]
+    ops: tuple[Contraction, ...]
+    formats: Formats
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of all tensors."""
+        return total_bytes(self.cache)
+
+    @property
+    def flops(self) -> int:
+        """Of all products."""
+        return sum(op.flops for op in self.ops)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Weights, cache and activations of all products; scores on chip."""
+        return sum(self._bytes(op) for op in self.ops)
+
+    def _bytes(self, op: Contraction) -> int:
+        return sum(op.bytes(self.formats).values())
+
+    def seconds(self, flops_per_s: float, bytes_per_s: float) -> float:
+        """Sum over the operations of the longer of compute and memory time: nothing overlaps."""
+        return sum(max(op.flops / flops_per_s, self._bytes(op) / bytes_per_s) for op in self.ops)
+
+    def bound(self, flops_per_s: float, bytes_per_s: float) -> str:
+        """What most of that time is spent on."""
+        times = [(op.flops / flops_per_s, self._bytes(op) / bytes_per_s) for op in self.ops]
+        compute = sum(c for c, m in times if c > m)
+        return "compute" if compute * 2 > sum(max(c, m) for c, m in times) else "memory"
+
+
+def predict(case: Case, settings: Settings) -> Prediction:
+    """The prediction for one case."""
+    attention, formats = case.attention, settings.formats
+    step = Step(case.workload, case.reach, "dense")
+    return Prediction(
+        parameters=sum(w.elements for w in attention.weights(case.layer.form)),
+        cache=tuple(
+            t.at(case.workload.context, case.workload.batch, formats) for t in attention.cache(case.reach, case.cached)
+        ),
+        ops=attention.ops(step, case.layer.form, cached=case.cached).contractions,
+        formats=formats,
+    )
+
+
+def memory_needed(case: Case, settings: Settings) -> int:
+    """Bytes that measuring the case can take at most: weights, twice the cache, activations, and scores.
+
+    Twice the cache, since a step may write a new copy. Scores count where no kernel is known to keep them on chip: on
+    the reference path, and where keys and values differ in width.
+    """
+    made, width = predict(case, settings), BYTES[settings.dtype]
+    largest = max(op.bytes(made.formats)["activation"] + op.bytes(made.formats)["cache_write"] for op in made.ops)
+    shape, w = case.heads, case.workload
+    score_rows = max(w.new_tokens, FILL_CHUNK)
+    fused = settings.path != "reference" and shape.head_dim_k == shape.head_dim_v
+    keys = case.reach.keys(min(score_rows, w.context), w.context, "dense") if shape.kv_heads else 0
+    scores = 0 if fused else w.batch * shape.q_heads * min(score_rows, w.context) * keys * (4 + 4 + width)
+    return made.parameters * width + 2 * made.cache_bytes + 4 * largest + scores
+
+
+FILL_CHUNK = 512
+"""Tokens of one step while a cache is filled before a decode step is measured."""
+
+
+def cases(names: Sequence[str], models: Sequence[Model], settings: Settings, form: str | None) -> list[Case]:
+    """Every layer that was asked for, in each of its forms, as a prompt and as a step after it.
+
+    Without names: the layers of the models, or every variant. With both: the named variants at a model's dimensions,
+    or as the model itself has them.
+    """
+    layers: list[Layer] = []
+    if models and not names:
+        for model in models:
+            layers += layers_of_groups(model.id, model.groups, form)
+    else:
+        for name in names or VARIANTS:
+            layers += _named(name, models[0] if models else None, settings, form)
+    prompt = Workload(settings.context, settings.context, settings.batch)
+    step = Workload(settings.context, settings.new_tokens, settings.batch)
+    return [
+        Case(layer, workload, phase) for layer in layers for phase, workload in (("prefill", prompt), ("decode", step))
+    ]
+
+
+def _named(name: str, model: Model | None, settings: Settings, form: str | None) -> list[Layer]:
+    if model is None:
+        return layers_of(name, Dimensions() if settings.device in ("cuda", "meta") else SMALL, form)
+    variant, _, wanted = name.partition(":")
+    own = [g for g in model.groups if g.attention and g.attention.variant == variant]
+    if own:
+        return layers_of_groups(model.id, tuple(own), wanted or form)
+    first = next((g.attention for g in model.groups if g.attention), None)
+    if first is None:
+        raise AttncalcError("--model", "must name a model with attention", got=shown(model.id))
+    return layers_of(name, dimensions_like(first), form)

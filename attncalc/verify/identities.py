@@ -1,0 +1,393 @@
+"""Identities, proven by running layers and short constructions in float64."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from attncalc.attention import gqa_torch, kda_torch, mla_split_torch, mla_torch
+from attncalc.attention.base import Attention, cached_form
+from attncalc.attention.gqa import GQA
+from attncalc.attention.kda import KDA
+from attncalc.attention.linear_state import LinearState
+from attncalc.attention.mla import MLA
+from attncalc.attention.mla_split import MLASplit
+from attncalc.attention.rotary import Rotary
+from attncalc.attention.torch_base import Cache
+from attncalc.errors import AttncalcError
+from attncalc.model import Model
+from attncalc.reach import FULL, Reach
+from attncalc.verify.proof import Proof, different, same
+
+TOKENS = 12
+MAX_BYTES = 2**30
+"""Weights of a model's layer in float64 above which some of its heads stand for all."""
+
+SMALL = MLA(48, 4, 20, 16, 12, 8, 10)
+MLAS = {
+    "q-LoRA and RoPE": SMALL,
+    "without q-LoRA": replace(SMALL, q_lora_rank=None),
+    "NoPE": replace(SMALL, rotated=False),
+    "no RoPE key": replace(SMALL, qk_rope_head_dim=0),
+    "output gate": replace(SMALL, gate="full"),
+    "without latent norms": replace(SMALL, latent_norm=False),
+}
+SPLIT = MLASplit(48, 4, 12, 10, 16, 14, bias=True)
+KDAS = {
+    "HV = H": KDA(40, 2, 2, 8, 8, decay="low_rank", decay_rank=4, gate="low_rank", gate_rank=4, chunk_size=4),
+    "HV = 2 H": KDA(40, 2, 4, 8, 6, gate="full", chunk_size=4),
+}
+MLA_SOURCE = "arXiv 2405.04434 section 2.1.2; documents 000, 002, 004"
+
+
+def layer_of(spec: Attention, reach: Reach, form: str, **options: Any) -> nn.Module:
+    """The torch layer of a specification in float64, every vector random too, so that none can hide."""
+    module = import_module(f"{type(spec).__module__}_torch")
+    made: nn.Module = module.Layer(spec, reach, form, dtype=torch.float64, **options)
+    for name, parameter in made.named_parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
+    return made
+
+
+def inputs(spec: Attention, tokens: int = TOKENS) -> Tensor:
+    """[2, T, D]."""
+    return torch.randn(2, tokens, spec.hidden_size, dtype=torch.float64)
+
+
+def convert(layer: nn.Module, form: str) -> nn.Module:
+    """The same layer in another form."""
+    spec = layer.spec
+    if isinstance(spec, MLASplit):
+        return mla_split_torch.convert(cast("mla_split_torch.Layer", layer), form)
+    return mla_torch.convert(cast("mla_torch.Layer", layer), form)
+
+
+def _forms(text: str, spec: Attention, forms: tuple[str, ...]) -> Iterator[Proof]:
+    expanded = layer_of(spec, FULL, "expanded")
+    x = inputs(spec)
+    expected = expanded(x)
+    for form in forms:
+        observed = convert(expanded, form)(x)
+        yield same(f"{form} = expanded, {text}", MLA_SOURCE, expected, observed)
+
+
+def absorb() -> Iterator[Proof]:
+    """Expanded, absorbed and decompressed MLA give the same output."""
+    for text, spec in MLAS.items():
+        yield from _forms(text, spec, ("absorbed", "decompressed"))
+    yield from _forms("separate latents with biases", SPLIT, ("absorbed", "decompressed"))
+
+
+def merge() -> Iterator[Proof]:
+    """Weights multiplied offline equal the absorbed form."""
+    for text, spec in MLAS.items():
+        yield from _forms(text, spec, ("merged",))
+    yield from _forms("separate latents with biases", SPLIT, ("merged",))
+
+
+def latent_first() -> Iterator[Proof]:
+    """A (B C) = (A B) C: weighting the latents first and applying W_UV after."""
+    weights = torch.randn(4, TOKENS, TOKENS, dtype=torch.float64).softmax(-1)
+    latents, up = torch.randn(TOKENS, 16, dtype=torch.float64), torch.randn(4, 16, 10, dtype=torch.float64)
+    yield same(
+        "W_UV before the weighting = after it", "document 000", weights @ (latents @ up), (weights @ latents) @ up
+    )
+
+
+def rope() -> Iterator[Proof]:
+    """A rotation between W_UQ and W_UK depends on the distance, so that no fixed matrix can be absorbed."""
+    width = 8
+    w_uq, w_uk = (torch.randn(width, 6, dtype=torch.float64) for _ in range(2))
+    rotary, at = Rotary(interleaved=True), torch.eye(width, dtype=torch.float64)
+
+    def rotation(position: int) -> Tensor:
+        table = rotary.table(position, 1, width, torch.device("cpu"))
+        return torch.stack([rotary.rotate(row.view(1, 1, 1, -1), table).flatten() for row in at], dim=1)
+
+    def merged(query: int, key: int) -> Tensor:
+        return (rotation(query) @ w_uq).T @ (rotation(key) @ w_uk)
+
+    source = "document 002 section 8"
+    near, far = merged(5, 4), merged(5, 2)
+    yield different("RoPE on up-projected keys: the merged matrix differs between two distances", source, near, far)
+    yield same("the same distance elsewhere: it is the same matrix", source, near, merged(9, 8), 1e-6)
+    yield from _forms("decoupled RoPE restores the identity", SMALL, ("absorbed",))
+
+
+def toy() -> Iterator[Proof]:
+    """The worked example: three tokens, two heads, a latent of 2."""
+    source = "document 004 sections 4 and 6"
+
+    def t(*rows: Sequence[float]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.float64)
+
+    h, w_dkv = t([1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0]), t([0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5])
+    swap, w_q, w_uv = t([0, 1], [1, 0]), t([1, 0, 0, 0], [0, 0, 1, 0]), t([1, 1], [0, 1])
+    c, q = h @ w_dkv.T, w_q @ h[2]
+    yield same("scores of head 1", source, t([1, 0, 0.5]), (c @ q)[None])
+    scores = (c @ swap.T) @ q
+    yield same("scores of head 2, from the same cache", source, t([0, 1, 0.5]), scores[None])
+    weights = scores.softmax(0)
+    # The document prints 0.507 for 0.5065.
+    yield same("softmax, a unit of the last digit", source, t([0.186, 0.507, 0.307]), weights[None], 2e-3)
+    out = weights @ (c @ w_uv.T)
+    yield same("output by the value route, to three digits", source, t([1.000, 0.660]), out[None].round(decimals=3))
+    yield same("output by the latent route", source, out[None], (w_uv @ (weights @ c))[None])
+    yield same("merged matrix", source, t([0, 0, 1, 0], [1, 0, 0, 0]), swap.T @ w_q)
+    yield same("merged matrix on the hidden state", source, (swap.T @ q)[None], (swap.T @ w_q @ h[2])[None])
+
+
+def groups() -> Iterator[Proof]:
+    """GQA at its ends."""
+    source = "arXiv 2305.13245 section 2.2"
+    spec = GQA(32, 4, 4, 8, 8, 8)
+    for text, groups_, name in (("as many groups as heads is MHA", 4, "mha"), ("one group is MQA", 1, "mqa")):
+        layer = cast("gqa_torch.Layer", layer_of(replace(spec, num_kv_heads=groups_), FULL, "direct", path="reference"))
+        x = inputs(spec)
+        yield same(f"GQA with {text}", source, _by_definition(layer, x, name), layer(x))
+
+
+def _by_definition(layer: "gqa_torch.Layer", x: Tensor, variant: str) -> Tensor:
+    """MHA or MQA token by token and head by head, from the layer's weights."""
+    spec, weight = layer.spec, layer.get_parameter
+    table = layer.rotary.table(0, x.shape[1], spec.rope_dim, x.device)
+    q, k, v = ((x @ weight(f"{n}_proj.weight").T).view(*x.shape[:2], -1, spec.head_dim).transpose(1, 2) for n in "qkv")
+    q, k = layer.rotary.rotate(q, table), layer.rotary.rotate(k, table)
+    out = torch.zeros(*x.shape[:2], spec.num_heads, spec.v_head_dim, dtype=x.dtype)
+    for head in range(spec.num_heads):
+        kv = head if variant == "mha" else 0
+        for i in range(x.shape[1]):
+            logits = (k[:, kv, : i + 1] @ q[:, head, i, :, None]).squeeze(-1) * layer.softmax_scale
+            out[:, i, head] = (logits.softmax(-1)[:, None] @ v[:, kv, : i + 1]).squeeze(1)
+    return out.flatten(2) @ weight("o_proj.weight").T
+
+
+class TiledRotary(Rotary):
+    """Frequencies of one head, repeated for every head that lies side by side in a shared RoPE key."""
+
+    def inverse_frequencies(self, width: int, device: torch.device | None = None) -> Tensor:
+        """[width / 2], the frequencies of `original_max_position` values over and over."""
+        head = self.original_max_position
+        return super().inverse_frequencies(head, device).repeat(width // head)
+
+
+def gqa_as_mla() -> Iterator[Proof]:
+    """Any GQA is an exact MLA."""
+    for heads, kv_heads in ((4, 4), (6, 3), (4, 1)):
+        spec = GQA(32, heads, kv_heads, 8, 8)
+        text = f"{heads} heads, {kv_heads} KV heads"
+        yield from _as_mla(spec, text)
+
+
+def _as_mla(spec: GQA, text: str) -> Iterator[Proof]:
+    source = "arXiv 2502.07864 (TransMLA) section 4; document 002"
+    for rotated in (False, True):
+        spec = replace(spec, rope_dim=spec.head_dim if rotated else 0)
+        plain = Rotary(interleaved=True)
+        layer = cast("gqa_torch.Layer", layer_of(spec, FULL, "direct", path="reference", rotary=plain))
+        made = mla_of(layer)
+        x = inputs(spec)
+        label = "RoPE" if rotated else "NoPE"
+        yield same(f"GQA as MLA, {label}, {text}", source, layer(x), made(x))
+
+
+def mla_of(layer: "gqa_torch.Layer") -> "mla_torch.Layer":
+    """The MLA with the same output as a GQA layer without biases, norms, gate or sinks.
+
+    NoPE: the latent is [K; V] of all groups, 2*G*d values, and the up-projections of head i pick block j = i // (H/G).
+    RoPE: the latent is V, the RoPE key holds the G rotated keys side by side, its frequencies tiled for each block,
+    and the query of head i is zero outside block j.
+    """
+    spec = layer.spec
+    H, G, d, e = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim
+    w_q, w_k, w_v, w_o = (layer.get_parameter(f"{n}_proj.weight") for n in "qkvo")
+    rotated = spec.rope_dim > 0
+    if rotated:
+        made_spec = MLA(spec.hidden_size, H, None, G * e, 0, G * d, e, latent_norm=False)
+        rotary: Rotary = TiledRotary(interleaved=True, original_max_position=d)
+        down = torch.cat((w_v, w_k))
+    else:
+        made_spec = MLA(spec.hidden_size, H, None, G * (d + e), d, 0, e, rotated=False, latent_norm=False)
+        rotary, down = Rotary(), torch.cat((w_k, w_v))
+    made = mla_torch.Layer(
+        made_spec, form="absorbed", rotary=rotary, softmax_scale=layer.softmax_scale, dtype=w_q.dtype
+    )
+    up = torch.zeros(H, made_spec.qk_nope_head_dim + e, made_spec.kv_lora_rank, dtype=w_q.dtype)
+    q = torch.zeros(H, made_spec.qk_nope_head_dim + made_spec.qk_rope_head_dim, spec.hidden_size, dtype=w_q.dtype)
+    for i in range(H):
+        j = i // (H // G)
+        if rotated:
+            q[i, j * d : (j + 1) * d] = w_q.view(H, d, -1)[i]
+            up[i, :, j * e : (j + 1) * e] = torch.eye(e)
+        else:
+            q[i] = w_q.view(H, d, -1)[i]
+            up[i, :d, j * d : (j + 1) * d] = torch.eye(d)
+            up[i, d:, G * d + j * e : G * d + (j + 1) * e] = torch.eye(e)
+    state = {"q_proj.weight": q.flatten(0, 1), "kv_a_proj_with_mqa.weight": down}
+    made.load_state_dict(state | {"kv_b_proj.weight": up.flatten(0, 1), "o_proj.weight": w_o})
+    return made
+
+
+def gva() -> Iterator[Proof]:
+    """Gradients of grouped value attention: the sum over a group, and the scale of q."""
+    source, G, K = "document 003", 2, 8
+    with torch.enable_grad():
+        q, k = (torch.randn(2, 3, 5, K, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        v, g = torch.randn(2, 6, 5, 4, dtype=torch.float64), -torch.rand(2, 6, 5, K, dtype=torch.float64)
+        beta, state = torch.rand(2, 6, 5, dtype=torch.float64), torch.zeros(2, 6, K, 4, dtype=torch.float64)
+        wide_q = (q.repeat_interleave(G, dim=1) * K**-0.5).detach().requires_grad_()
+        wide_k = k.repeat_interleave(G, dim=1).detach().requires_grad_()
+        weights = torch.randn(2, 6, 5, 4, dtype=torch.float64)
+        whole, _ = kda_torch.recurrent_core(
+            q.repeat_interleave(G, dim=1) * K**-0.5, k.repeat_interleave(G, dim=1), v, g, beta, state
+        )
+        torch.autograd.backward((whole * weights).sum())
+        apart, _ = kda_torch.recurrent_core(wide_q, wide_k, v, g, beta, state)
+        torch.autograd.backward((apart * weights).sum())
+    if q.grad is None or k.grad is None or wide_q.grad is None or wide_k.grad is None:
+        raise RuntimeError("no gradient")
+    q_groups, k_groups = (x.grad.view(2, 3, G, 5, K) for x in (wide_q, wide_k) if x.grad is not None)
+    yield same("gradient of k: the sum over its value heads", source, k.grad, k_groups.sum(2))
+    yield different("and not their mean", source, k.grad, k_groups.mean(2))
+    yield same("gradient of q: the sum, times K^-1/2", source, q.grad, q_groups.sum(2) * K**-0.5)
+
+
+def kda() -> Iterator[Proof]:
+    """Recurrent and chunked forms agree."""
+    for text, spec in KDAS.items():
+        yield from _chunked(spec, text)
+
+
+def _chunked(spec: KDA, text: str) -> Iterator[Proof]:
+    recurrent = layer_of(spec, FULL, "recurrent")
+    x = inputs(spec, 2 * spec.chunk_size + 3)
+    chunked = kda_torch.Layer(spec, form="chunked", dtype=torch.float64)
+    chunked.load_state_dict(recurrent.state_dict())
+    yield same(f"chunked = recurrent, {text}", "arXiv 2510.26692 section 3", recurrent(x), chunked(x), 1e-11)
+
+
+def decode() -> Iterator[Proof]:
+    """A prompt, a chunk and single tokens give what one prompt gives, for every layer with a cache."""
+    specs: dict[str, tuple[Attention, Reach]] = {
+        "mha": (GQA(32, 4, 4, 8, 8, 8), FULL),
+        "gqa, biases, QK-norm, gate, sinks": (
+            GQA(32, 4, 2, 8, 6, 4, "qkvo", "head", gate="full", sinks=True),
+            FULL,
+        ),
+        "mqa, window 5": (GQA(32, 4, 1, 8, 8, 8), Reach("window", 5)),
+        "gqa, chunk 4": (GQA(32, 4, 2, 8, 8), Reach("chunk", 4)),
+        "mla": (SMALL, FULL),
+        "mla, gate": (replace(SMALL, gate="full"), FULL),
+        "mla-split": (SPLIT, FULL),
+        "kda": (KDAS["HV = 2 H"], FULL),
+        "linear-state": (LinearState(24, 10), FULL),
+    }
+    for text, (spec, reach) in specs.items():
+        for form in spec.forms:
+            yield _stepwise(spec, reach, form, f"{text} {form}" if len(spec.forms) > 1 else text)
+
+
+def _stepwise(spec: Attention, reach: Reach, form: str, text: str) -> Proof:
+    layer = layer_of(spec, reach, form, cached=cached_form(spec, form))
+    x = inputs(spec)
+    cache, out = Cache(), []
+    for start, stop in ((0, 5), (5, 8), *((i, i + 1) for i in range(8, TOKENS))):
+        out.append(layer(x[:, start:stop], cache))
+    source = "definition of a causal cache"
+    return same(f"prompt, chunk, tokens = one prompt: {text}", source, layer(x), torch.cat(out, dim=1), 1e-11)
+
+
+def bias() -> Iterator[Proof]:
+    """Biases of the two up-projections."""
+    source = "document 001; A softmax is unchanged by a constant"
+    layer = layer_of(SPLIT, FULL, "expanded")
+    x = inputs(SPLIT)
+    expected = layer(x)
+    without = {k: v.clone() for k, v in layer.state_dict().items()}
+    without["k_b_proj.bias"].zero_()
+    other = layer_of(SPLIT, FULL, "expanded")
+    other.load_state_dict(without)
+    yield same("a bias on the key up-projection cancels", source, expected, other(x))
+    without["v_b_proj.bias"].zero_()
+    other.load_state_dict(without)
+    added = layer.get_parameter("o_proj.weight") @ layer.get_parameter("v_b_proj.bias")
+    yield same("a bias on the value up-projection adds W_O b_V", source, expected, other(x) + added)
+
+
+def errors() -> Iterator[Proof]:
+    """Where the source documents' code is wrong, the right result differs from theirs."""
+    groups_ = torch.randn(2, 4, 7, 8, dtype=torch.float64)
+    copies = groups_.repeat_interleave(8, dim=1)[:, :4]
+    yield different(
+        "001: [:, :n_groups] after repeat_interleave keeps copies of group 0", "document 001, GQA", groups_, copies
+    )
+    q, up, c = (torch.randn(*s, dtype=torch.float64) for s in ((3, 8), (8, 6), (5, 6)))
+    right = torch.einsum("td,dl,sl->ts", q, up, c)
+    apart = torch.einsum("td,dL,sl->ts", q, up, c)
+    yield different("001: `L` in one operand and `l` in the other contract nothing", "document 001, MLA", right, apart)
+    q1, k1, v1 = (torch.randn(6, dtype=torch.float64) for _ in range(3))
+    yield different(
+        "001: reading v k^T by the wrong index gives (q.v) k", "document 001, KDA", (q1 @ k1) * v1, (q1 @ v1) * k1
+    )
+    wrong = layer_of(SMALL, FULL, "absorbed", softmax_scale=(SMALL.kv_lora_rank + SMALL.qk_rope_head_dim) ** -0.5)
+    layer = layer_of(SMALL, FULL, "absorbed")
+    layer.load_state_dict(wrong.state_dict())
+    x = inputs(SMALL)
+    yield different("the scale is (P + R)^-1/2, never (L + R)^-1/2", "document 000", layer(x), wrong(x))
+
+
+def of_model(model: Model, names: Sequence[str]) -> Iterator[tuple[str, Proof]]:
+    """The claims that a model's own layers can be put to, at their own dimensions."""
+    seen = set[tuple[Attention, Reach]]()
+    for group in model.groups:
+        if group.attention is None or not hasattr(group.attention, "forms") or group.cache_from:
+            continue
+        key = (group.attention, group.reach)
+        if key in seen:
+            continue
+        seen.add(key)
+        spec, text = _fitting(group.attention)
+        for claim, proofs in _claims_of(spec, group.reach, text).items():
+            if not names or claim in names:
+                for proof in proofs():
+                    yield claim, proof
+
+
+def _fitting(spec: Attention) -> tuple[Attention, str]:
+    """The specification, or the heads of one of the fewest GPUs whose weights fit; and what that is, in words."""
+
+    def size(part: Attention) -> int:
+        return 8 * max(sum(w.elements for w in part.weights(form)) for form in part.forms)
+
+    heads = spec.query_heads()
+    for tp in range(1, heads + 1):
+        try:
+            part = spec.shard(tp)
+        except AttncalcError:
+            continue
+        if size(part) <= MAX_BYTES:
+            whole = f"{spec.variant} of {heads} heads"
+            return part, whole if tp == 1 else f"{whole}, {part.query_heads()} of them"
+    raise AttncalcError("verify", "one head of this layer does not fit into memory", got=f"{size(spec)} bytes")
+
+
+def _claims_of(spec: Attention, reach: Reach, text: str) -> dict[str, Callable[[], Iterator[Proof]]]:
+    def steps() -> Iterator[Proof]:
+        for form in spec.forms:
+            yield _stepwise(spec, reach, form, f"{text}, {form}" if len(spec.forms) > 1 else text)
+
+    claims: dict[str, Callable[[], Iterator[Proof]]] = {"decode": steps}
+    if isinstance(spec, (MLA, MLASplit)):
+        claims["absorb"] = lambda: _forms(text, spec, ("absorbed", "decompressed"))
+        claims["merge"] = lambda: _forms(text, spec, ("merged",))
+    elif isinstance(spec, KDA):
+        claims["kda"] = lambda: _chunked(spec, text)
+    elif isinstance(spec, GQA) and spec == GQA(
+        spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim, spec.rope_dim
+    ):
+        claims["gqa-as-mla"] = lambda: _as_mla(spec, text)
+    return claims

@@ -1,0 +1,237 @@
+"""The layers against the attention modules of transformers, with the same weights, in float32."""
+
+import warnings
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+torch.set_num_threads(1)  # tiny tensors: two threads wait for each other longer than they compute
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+from attncalc.attention import gqa_torch, mla_torch  # noqa: E402
+from attncalc.attention.gqa import GQA  # noqa: E402
+from attncalc.attention.mla import MLA  # noqa: E402
+from attncalc.attention.rotary import Rotary  # noqa: E402
+from attncalc.attention.torch_base import Cache  # noqa: E402
+from attncalc.reach import FULL, Reach  # noqa: E402
+
+TOKENS, BATCH = 19, 2
+SHARED: dict[str, Any] = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "attn_implementation": "eager",
+}
+MLA_SHARED: dict[str, Any] = {
+    **SHARED,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.5,
+}
+
+
+def build(name: str, text: str = "", **options: Any) -> tuple[Any, Any]:
+    """A tiny model with random weights, its norms and biases too, and its configuration."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that transformers will rename
+        config = getattr(transformers, f"{name}{text}Config")(**options)
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{name}{text}Model")(config).eval()
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            if "self_attn" in key:
+                p.normal_(mean=float("norm" in key), std=p.shape[-1] ** -0.5 if p.ndim > 1 else 0.5)
+    return model, config
+
+
+def theirs(model: Any, layer: int) -> tuple[Any, Any]:
+    """What goes into an attention module of the model and what comes out: its own masks, positions and tables."""
+    seen = {}
+
+    def look(_: Any, args: Any, kwargs: Any, out: Any) -> None:
+        seen["x"], seen["out"] = args[0] if args else kwargs["hidden_states"], out[0]
+
+    hook = model.layers[layer].self_attn.register_forward_hook(look, with_kwargs=True)
+    torch.manual_seed(2)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model(inputs_embeds=torch.randn(BATCH, TOKENS, 32), use_cache=False)
+    hook.remove()
+    return seen["x"], seen["out"]
+
+
+def compare(model: Any, layer: int, ours: Any) -> None:
+    """The outputs of a whole prompt, and of a prompt with tokens after it."""
+    x, expected = theirs(model, layer)
+    for splits in ((TOKENS,), (10, 7, 1, 1)):
+        cache = Cache()
+        with torch.no_grad():
+            got = torch.cat([ours(part, cache) for part in x.split(splits, dim=1)], dim=1)
+        assert (got - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def load(ours: Any, model: Any, layer: int, *, norm_offset: int = 0) -> Any:
+    state = {n: p + norm_offset * ("norm" in n) for n, p in model.layers[layer].self_attn.state_dict().items()}
+    ours.load_state_dict(state)
+    return ours
+
+
+@pytest.mark.parametrize(
+    ("name", "rotary", "options"),
+    [
+        (
+            "DeepseekV3",
+            Rotary(factor=40, mscale=1.0, mscale_all_dim=1.0),
+            {"beta_fast": 32, "beta_slow": 1, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+        ),
+        ("GptOss", Rotary(150000.0, factor=32, truncate=False), {"factor": 32.0, "truncate": False}),
+        ("Llama", Rotary(1e6, factor=8, beta_fast=16, beta_slow=2), {"factor": 8.0, "beta_fast": 16, "beta_slow": 2}),
+    ],
+)
+def test_yarn_frequencies(name: str, rotary: Rotary, options: dict[str, Any]) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": rotary.theta, "original_max_position_embeddings": 4096, **options}
+    widths = {"qk_rope_head_dim": 64} if name == "DeepseekV3" else {"head_dim": 64}
+    scaled = {"rope_parameters": rope, "max_position_embeddings": int(4096 * options["factor"])}
+    experts = {"GptOss": {"num_local_experts": 2}}.get(name, {})
+    model, _ = build(name, **{**(MLA_SHARED if name == "DeepseekV3" else SHARED), **widths, **scaled, **experts})
+    torch.testing.assert_close(rotary.inverse_frequencies(64).float(), model.rotary_emb.inv_freq, rtol=1e-5, atol=0)
+    assert rotary.magnitude == pytest.approx(model.rotary_emb.attention_scaling)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("path", ["fast", "reference"])
+def test_llama(bias: bool, path: Any) -> None:
+    model, _ = build("Llama", attention_bias=bias, **SHARED)
+    spec = GQA(32, 4, 2, 8, 8, rope_dim=8, bias="qkvo" if bias else "")
+    compare(model, 0, load(gqa_torch.Layer(spec, path=path), model, 0))
+
+
+def test_llama_with_yarn() -> None:
+    model, _ = build("Llama", rope_parameters=YARN, max_position_embeddings=32, **SHARED)
+    rotary = Rotary(factor=4, original_max_position=8, beta_fast=4, mscale=0.7, mscale_all_dim=0.5)
+    spec = GQA(32, 4, 2, 8, 8, rope_dim=8)
+    compare(model, 0, load(gqa_torch.Layer(spec, rotary=rotary), model, 0))
+
+
+@pytest.mark.parametrize("path", ["fast", "reference"])
+def test_qwen3(path: Any) -> None:
+    model, config = build("Qwen3", head_dim=16, **SHARED)
+    spec = GQA(32, 4, 2, 16, 16, rope_dim=16, qk_norm="head")
+    compare(model, 0, load(gqa_torch.Layer(spec, path=path, eps=config.rms_norm_eps), model, 0))
+
+
+@pytest.mark.parametrize(("layer", "reach"), [(0, Reach("window", 6)), (1, FULL)], ids=["window", "full"])
+def test_gpt_oss(layer: int, reach: Reach) -> None:
+    rope = {**YARN, "mscale": None, "mscale_all_dim": None, "truncate": False}
+    model, _ = build(
+        "GptOss",
+        head_dim=8,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"],
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        rope_parameters=rope,
+        max_position_embeddings=32,
+        **SHARED,
+    )
+    rotary = Rotary(factor=4, original_max_position=8, beta_fast=4, truncate=False)
+    spec = GQA(32, 4, 2, 8, 8, rope_dim=8, bias="qkvo", sinks=True)
+    compare(model, layer, load(gqa_torch.Layer(spec, reach, rotary=rotary), model, layer))
+
+
+@pytest.mark.parametrize("path", ["fast", "reference"])
+@pytest.mark.parametrize(("layer", "reach"), [(0, Reach("window", 6)), (1, FULL)], ids=["window", "full"])
+def test_gemma3(layer: int, reach: Reach, path: Any) -> None:
+    rope = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    model, config = build(
+        "Gemma3",
+        "Text",
+        head_dim=16,
+        query_pre_attn_scalar=20,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters=rope,
+        **SHARED,
+    )
+    spec = GQA(32, 4, 2, 16, 16, rope_dim=16, qk_norm="head")
+    rotary = Rotary(theta=1e6 if layer else 10000.0)
+    ours = gqa_torch.Layer(spec, reach, path=path, rotary=rotary, softmax_scale=20**-0.5, eps=config.rms_norm_eps)
+    # Gemma multiplies by 1 + w.
+    compare(model, layer, load(ours, model, layer, norm_offset=1))
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_gemma2_softcap(layer: int) -> None:
+    model, _ = build(
+        "Gemma2",
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=6,
+        attn_logit_softcapping=2.0,
+        layer_types=["sliding_attention", "full_attention"],
+        **SHARED,
+    )
+    spec = GQA(32, 4, 2, 16, 16, rope_dim=16, logit_softcap=True)
+    reach = FULL if layer else Reach("window", 6)
+    compare(model, layer, load(gqa_torch.Layer(spec, reach, softcap=2.0), model, layer))
+
+
+@pytest.mark.parametrize("form", MLA.forms)
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("yarn", [False, True], ids=["plain", "yarn"])
+@pytest.mark.parametrize("q_lora_rank", [None, 20], ids=["no q-lora", "q-lora"])
+def test_deepseek_v3(q_lora_rank: int | None, yarn: bool, bias: bool, form: str) -> None:
+    options = {**MLA_SHARED, "q_lora_rank": q_lora_rank, "attention_bias": bias, "first_k_dense_replace": 2}
+    if yarn:
+        options |= {"rope_parameters": YARN, "max_position_embeddings": 32}
+    model, _ = build("DeepseekV3", **options)
+    rotary = Rotary(interleaved=True)
+    if yarn:
+        rotary = Rotary(
+            interleaved=True, factor=4, original_max_position=8, beta_fast=4, mscale=0.7, mscale_all_dim=0.5
+        )
+    spec = MLA(32, 4, q_lora_rank, 16, 8, 4, 8, bias=bias)
+    published = load(mla_torch.Layer(spec, form="expanded", rotary=rotary), model, 0)
+    compare(model, 0, mla_torch.convert(published, form))
+
+
+@pytest.mark.parametrize("form", MLA.forms)
+@pytest.mark.parametrize("longrope", [False, True], ids=["plain", "longrope"])
+def test_minicpm3(longrope: bool, form: str) -> None:
+    options = dict(MLA_SHARED)
+    rotary = Rotary()
+    if longrope:
+        rope = {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0, 1.5],
+            "long_factor": [1.0, 1.5],
+            "factor": 4.0,
+            "original_max_position_embeddings": 8,
+        }
+        options |= {"rope_parameters": rope, "max_position_embeddings": 32}
+        # sqrt(1 + ln(factor) / ln(original)), as LongRoPE has it: ln 4 / ln 8 = 2 / 3.
+        rotary = Rotary(divisors=(1.0, 1.5), attention_factor=(1 + 2 / 3) ** 0.5)
+    model, _ = build("MiniCPM3", **options)
+    published = load(mla_torch.Layer(MLA(32, 4, 20, 16, 8, 4, 8), form="expanded", rotary=rotary), model, 0)
+    compare(model, 0, mla_torch.convert(published, form))
