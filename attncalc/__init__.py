@@ -1,4 +1,4 @@
-"""attncalc: exact cache bytes, FLOPs and arithmetic intensity of attention, and their proof.
+"""attncalc: exact cache bytes, FLOPs and arithmetic intensity of attention, and their proof on real layers.
 
 The public API is small and loaded on use (PEP 562): importing the package imports nothing else.
 

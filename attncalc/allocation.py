@@ -57,6 +57,7 @@ class Allocation(NamedTuple):
     layers: tuple[LayerCache, ...]
     bytes_overhead: int = 0
     reasons: tuple[Reason, ...] = ()
+    replicated: tuple[str, ...] = ()
 
     @property
     def bytes_total(self) -> int:
@@ -131,8 +132,29 @@ def allocate(
         if rule:
             logical = _layer(model, find_engine("logical"), layer.group, workload, form, tp, formats)
             reasons[rule] = reasons.get(rule, 0) + layer.bytes - logical.bytes
-    made = tuple(Reason(rule, difference) for rule, difference in reasons.items())
-    return Allocation(model, engine, context, batch, tp, formats, layers, reasons=made)
+    made = tuple(Reason(rule, difference) for rule, difference in reasons.items() if difference)
+    copies = _replicated(model, profile, groups, workload, form, tp, formats) if tp > 1 else ()
+    return Allocation(model, engine, context, batch, tp, formats, layers, reasons=made, replicated=copies)
+
+
+def _replicated(
+    model: Model,
+    profile: "Engine",
+    groups: tuple[LayerGroup, ...],
+    workload: Workload,
+    form: str | None,
+    tp: int,
+    formats: Formats,
+) -> tuple[str, ...]:
+    """What a split does not divide by `tp`, in words."""
+    copies: dict[str, int] = {}
+    for group in groups:
+        whole = _layer(model, profile, group, workload, form, 1, formats).tensors
+        part = _layer(model, profile, group, workload, form, tp, formats).tensors
+        for all_heads, one in zip(whole, part, strict=True):
+            if one.bytes * tp > all_heads.bytes:
+                copies[one.name] = tp * one.bytes // all_heads.bytes
+    return tuple(f"{name} is held {n} times over by the {tp} GPUs" for name, n in copies.items())
 
 
 def model_formats(model: Model) -> Formats:

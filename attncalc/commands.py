@@ -68,8 +68,7 @@ def cache(positional: list[str], options: list[str], engines: list[str], asked: 
     for allocation, compared in made:
         notes += [f"{allocation.model.id}, {allocation.engine}: {r.rule} ({r.bytes:+,} B)" for r in allocation.reasons]
         notes += [f"{allocation.model.id}: no {b.name} of these heads: {b.reason}" for b in compared if b.reason]
-        if allocation.tp > 1 and any(t.name == "c_kv" for x in allocation.layers for t in x.tensors):
-            notes.append(f"{allocation.model.id}: each of the {allocation.tp} GPUs holds the whole latent cache")
+        notes += [f"{allocation.model.id}: {line}" for line in allocation.replicated]
     inputs = _model_inputs(named, resolved, engines)
     del inputs["new_tokens"]
     from attncalc.report.cache import cache_report
@@ -194,7 +193,9 @@ def _dimensions(like: str | None, sizes: Mapping[str, str | None]) -> tuple[Any,
         if attention.variant != "mla":
             notes.append(f"latent sizes of mla are DeepSeek-V3's: {model.id} has none")
     given: dict[str, int | None] = {
-        name: parse_count(text, f"--{name.replace('_', '-')}", minimum=0 if "lora" in name or "rope" in name else 1)
+        name: parse_count(
+            text, f"--{name.replace('_', '-')}", minimum=int(name not in ("q_lora_rank", "qk_rope_head_dim"))
+        )
         for name, text in sizes.items()
         if text is not None
     }

@@ -1,4 +1,4 @@
-"""From what a user typed to what is computed: every default is resolved here, once, and reported."""
+"""From what a user typed to what is computed, with every default resolved, so that it can be reported."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -80,7 +80,13 @@ def text_of(report: Report, form: str) -> str:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if not isinstance(v, (dict, list, tuple)) and not k.endswith("_text")}
+    def cell(value: Any) -> Any:
+        return "; ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+    def nested(value: Any) -> bool:
+        return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
+
+    return {k: cell(v) for k, v in row.items() if not nested(v) and not k.endswith("_text")}
 
 
 def _csv(report: Report) -> str:
@@ -137,7 +143,7 @@ def _draw(report: Report, console: Any) -> None:
     if report.text:
         console.print()
     for line in report.text:
-        console.print(line if report.command == "explain" else fill(line, WIDTH, subsequent_indent="  "))
+        console.print(fill(line, WIDTH, subsequent_indent="  ") if report.wrapped else line)
     notes = (*report.notes, *_convention_notes(report))
     if notes:
         console.print()
@@ -167,10 +173,12 @@ def _convention_notes(report: Report) -> tuple[str, ...]:
     c = report.conventions
     if "count" not in c:
         return ()
+    cache = c["kv_dtype"] if isinstance(c["kv_dtype"], str) else " or ".join(dict.fromkeys(c["kv_dtype"]))
+    kept = f"cache {cache}, recurrent states {c['state_dtype']}, convolution states {c['conv_dtype']}"
     if report.command == "cache":
-        return ()
+        return (kept,)
     pairs = "exact attended pairs" if c["count"] == "causal" else "every new token with every key present"
     return (
         f"2 FLOPs per multiply-add, {pairs}; softmax, norms, rotation and gates apart; scores on chip",
-        f"weights {c['weight_dtype']}, activations {c['activation_dtype']}, cache {c['kv_dtype']}",
+        f"weights {c['weight_dtype']}, activations {c['activation_dtype']}, {kept}",
     )

@@ -1,4 +1,4 @@
-"""Numbers as people write and read them. The only module besides `render` and seconds that makes floats."""
+"""Numbers as people write and read them."""
 
 import re
 

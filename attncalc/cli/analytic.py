@@ -36,7 +36,9 @@ def compare(
     names: Annotated[list[str] | None, typer.Argument(metavar="[VARIANT|MODEL]...", show_default=False)] = None,
     model: o.ModelOption = None,
     like: Annotated[str | None, typer.Option("--like", help="Take the dimensions of this model's attention.")] = None,
-    hidden_size: Annotated[str | None, typer.Option("--hidden-size", help="D. [default: 7168]")] = None,
+    hidden_size: Annotated[
+        str | None, typer.Option("--hidden-size", help="D. [default: 7168, or heads x head_dim where these are given]")
+    ] = None,
     heads: Annotated[str | None, typer.Option("--heads", help="Query heads H. [default: 128]")] = None,
     kv_heads: Annotated[str | None, typer.Option("--kv-heads", help="KV heads of gqa. [default: 8]")] = None,
     head_dim: Annotated[str | None, typer.Option("--head-dim", help="Width of a head. [default: 128]")] = None,

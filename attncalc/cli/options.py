@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from attncalc.engines import ENGINES
+
 Models = Annotated[
     list[str] | None,
     typer.Argument(metavar="[MODEL]...", show_default=False, help="Preset id, hf_id or file."),
@@ -29,11 +31,11 @@ ActivationDtype = Annotated[str, typer.Option("--activation-dtype", help="Format
 StateDtype = Annotated[str, typer.Option("--state-dtype", help="Format of recurrent states.")]
 Form = Annotated[
     str | None,
-    typer.Option("--form", help="How a variant is computed: absorbed, expanded, decompressed, merged."),
+    typer.Option("--form", help="How a variant is computed; `attncalc variants` lists the forms."),
 ]
 Split = Annotated[str, typer.Option("--tp", help="Tensor-parallel GPUs; numbers are of the one that holds most.")]
 Engine = Annotated[
-    list[str] | None, typer.Option("--engine", help="logical or transformers; repeatable. [default: logical]")
+    list[str] | None, typer.Option("--engine", help=f"{', '.join(ENGINES)}; repeatable. [default: logical]")
 ]
 Count = Annotated[
     str,
@@ -41,7 +43,7 @@ Count = Annotated[
 ]
 Mtp = Annotated[bool, typer.Option("--mtp", help="Add the multi-token-prediction layers.")]
 Logits = Annotated[str, typer.Option("--logits", help="all or last: new tokens that go through the head.")]
-Device = Annotated[str | None, typer.Option("--device", help="Accelerator: h100 or h200.")]
+Device = Annotated[str | None, typer.Option("--device", help="Accelerator; `attncalc devices` lists them.")]
 Format = Annotated[str | None, typer.Option("--format", help="table, json, csv or markdown. [default: table]")]
 Json = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
 Output = Annotated[

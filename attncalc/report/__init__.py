@@ -1,4 +1,4 @@
-"""Results as plain rows: the one place that decides keys and columns. No layout, no colour, no arithmetic."""
+"""Results as plain rows: the one place that decides keys, columns and how a value reads. Ratios become floats here."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,6 +41,7 @@ class Report(NamedTuple):
     tables: tuple[Table, ...]
     notes: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
+    wrapped: bool = True
 
     def record(self) -> Row:
         """The JSON object."""
@@ -121,11 +122,29 @@ def flops_text(value: int) -> str:
     return units.flops_text(value)
 
 
-def workload_text(row: Row) -> str:
-    """How many tokens of how many sequences, in words."""
-    batch = f"{row['batch']:,} sequences of " if row["batch"] > 1 else ""
-    split = f", tp {row['tp']} (one GPU)" if row["tp"] > 1 else ""
-    return f"{batch}{row['context']:,} tokens{split}"
+# How a person reads a setting, and the header of its column where rows differ in it.
+SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "model": ("model", str),
+    "phase": ("phase", str),
+    "new_tokens": ("new", lambda v: f"{v:,} new"),
+    "context": ("tokens", lambda v: f"{v:,} tokens"),
+    "batch": ("batch", lambda v: f"batch {v:,}"),
+    "kv_dtype": ("cache", lambda v: f"{v} cache"),
+    "tp": ("tp", lambda v: "" if v == 1 else f"one GPU of tp {v}"),
+    "engine": ("engine", str),
+}
+
+
+def settings_of(rows: Sequence[Row], *names: str) -> tuple[str, tuple[Column, ...]]:
+    """A title of the settings that all rows share, and a column for each in which they differ."""
+    shared, columns = [], []
+    for name in names:
+        header, text = SETTINGS[name]
+        if len({row[name] for row in rows}) == 1:
+            shared.append(text(rows[0][name]))
+        else:
+            columns.append(Column(name, header, count_text if isinstance(rows[0][name], int) else str))
+    return ", ".join(filter(None, shared)), tuple(columns)
 
 
 def gemm_text(op: Row) -> str:

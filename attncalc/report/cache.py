@@ -16,7 +16,7 @@ from attncalc.report import (
     indices_text,
     number_text,
     ratio_text,
-    workload_text,
+    settings_of,
 )
 
 
@@ -98,8 +98,7 @@ def cache_report(
             shared | {"stored_as": f"as {name}"} | row for name, row in result["baselines"].items() if row is not None
         ]
         layer_rows += [shared | {"layers": indices_text(r["indices"])} | r | _tensors(r) for r in result["layers"]]
-    first, several = results[0], len(results) > 1
-    lead = (Column("model", "model"), Column("engine", "engine")) if several else ()
+    title, lead = settings_of(rows, "model", "context", "batch", "kv_dtype", "tp", "engine")
     columns = (
         *lead,
         Column("stored_as", "stored as"),
@@ -116,7 +115,6 @@ def cache_report(
         Column("tensors_text", "tensors of one layer"),
         Column("bytes", "all of them", bytes_text),
     )
-    title = "" if several else f"{first['model']}, {workload_text(first)}, {first['kv_dtype']}, {first['engine']}"
     tables = (Table(title, columns, rows), Table("", layer_columns, layer_rows))
     return Report("cache", inputs, conventions, results, tables, tuple(notes))
 

@@ -16,6 +16,7 @@ from attncalc.report import (
     gemm_text,
     number_text,
     ratio_text,
+    settings_of,
 )
 
 
@@ -68,7 +69,7 @@ def compare_report(
         Column("widths", "K/V"),
         Column("cache_elements_per_token_per_layer", "elem./token", count_text),
         *(
-            (Column("cache_bytes_constant", "constant", bytes_text),)
+            (Column("cache_bytes_constant", "constant", lambda v: bytes_text(v or None)),)
             if any(r["cache_bytes_constant"] for r in results)
             else ()
         ),
@@ -84,15 +85,22 @@ def compare_report(
         *((Column("bound", "bound"),) if device else ()),
         Column("parameters", "parameters", count_text),
     )
-    w = inputs
-    title = f"one layer, {w['new_tokens']:,} new of {w['context']:,} tokens, {conventions['kv_dtype']} cache"
-    tables = (Table(title, cache_columns, rows), Table("", cost_columns, rows))
+    kv_dtype = conventions["kv_dtype"]
+    cache = kv_dtype if isinstance(kv_dtype, str) else " or ".join(dict.fromkeys(kv_dtype))
+    title, _ = settings_of([inputs | {"kv_dtype": cache}], "new_tokens", "context", "batch", "kv_dtype", "tp")
+    tables = (Table(f"one layer, {title}", cache_columns, rows), Table("", cost_columns, rows))
     text = tuple(
         f"{r['name']}: expanding K and V costs fewer FLOPs than absorbing from "
         f"{r['expand_from_new_tokens']:,} new tokens"
         for r in rows
         if r["expand_from_new_tokens"] and r["form"] == "absorbed"
     )
+    if device:
+        peak, bandwidth = device.ridge(dtype)
+        bound = (
+            f"bound: {device.name} turns at {peak / bandwidth:.4g} FLOP/B, its dense {dtype} peak over its bandwidth"
+        )
+        text = (*text, bound)
     return Report("compare", inputs, conventions, results, tables, tuple(notes), text)
 
 

@@ -33,4 +33,5 @@ def explain_report(inputs: Row, conventions: Row, results: list[Row], notes: Seq
         (Table("", columns, results, shown=False),),
         tuple(notes),
         tuple(text[1:]),
+        wrapped=False,
     )

@@ -14,7 +14,7 @@ from attncalc.report import (
     gemm_text,
     indices_text,
     number_text,
-    workload_text,
+    settings_of,
 )
 from attncalc.workload import Conventions
 
@@ -91,10 +91,11 @@ def _rowwise_row(op: Rowwise) -> Row:
 def flops_report(inputs: Row, conventions: Row, costs: "Sequence[StepCost]", notes: Sequence[str]) -> Report:
     """`attncalc flops`."""
     results = [flops_result(c) for c in costs]
-    several = len(results) > 1
     op_rows, sums = [], []
-    for result in results:
-        shared = {k: result[k] for k in ("model", "engine", "phase", "batch", "new_tokens", "context", "tp")}
+    names = ("model", "engine", "phase", "batch", "new_tokens", "context", "tp")
+    for cost, result in zip(costs, results, strict=True):
+        shared = {k: result[k] for k in names}
+        shared["kv_dtype"] = cost.conventions.formats.kv
         groups = [(indices_text(r["indices"]), r["variant"], r["form"], r["ops"]) for r in result["layers"]]
         groups += [("head", "", "", result["head"]), ("extra", "", "", result["extra"])]
         op_rows += [
@@ -105,9 +106,9 @@ def flops_report(inputs: Row, conventions: Row, costs: "Sequence[StepCost]", not
         parts = ("flops_attention", "flops_ffn", "flops_head", "flops_total", "flops_elementwise")
         sums += [shared | {"part": p.removeprefix("flops_"), "value": result[p], "kind": "FLOPs"} for p in parts]
         moved = ("bytes_weights", "bytes_cache_read", "bytes_cache_write", "bytes_activations")
-        names = {k: k.removeprefix("bytes_").replace("_", " ") for k in moved}
-        sums += [shared | {"part": names[k], "value": result[k], "kind": "bytes"} for k in moved]
-    lead = (Column("model", "model"),) if several else ()
+        words = {k: k.removeprefix("bytes_").replace("_", " ") for k in moved}
+        sums += [shared | {"part": words[k], "value": result[k], "kind": "bytes"} for k in moved]
+    title, lead = settings_of(op_rows, "model", "phase", "new_tokens", "context", "batch", "kv_dtype", "tp", "engine")
     columns = (
         *lead,
         Column("layers", "layers"),
@@ -122,10 +123,6 @@ def flops_report(inputs: Row, conventions: Row, costs: "Sequence[StepCost]", not
         Column("value", "exact", count_text),
         Column("kind", ""),
     )
-    first = results[0]
-    title = (
-        "" if several else f"{first['model']}, {first['phase']}, {first['new_tokens']:,} new of {workload_text(first)}"
-    )
     tables = (Table(title, columns, op_rows), Table("", sum_columns, sums))
-    text = tuple(f"{r['model']}: {number_text(r['intensity'])} FLOP/B over all bytes" for r in results)
+    text = tuple(f"{r['model']}, {r['engine']}: {number_text(r['intensity'])} FLOP/B over all bytes" for r in results)
     return Report("flops", inputs, conventions, results, tables, tuple(notes), text)

@@ -1,8 +1,8 @@
 """The torch layers against the same layers written in the straightforward way, on a CPU: time and peak memory.
 
 Run: python tests/benchmarks/layers.py [--quick]. Needs torch; under 3 minutes on two cores, --quick under 1. Exit
-status 1 if an output differs by 1e-4 of the largest value or more, or if absorbed MLA decode is not 5 times as fast
-as expanded MLA decode at 8,192 tokens.
+status 1 if an output differs by 1e-4 of the largest value or more, or if absorbed MLA decode is not more than 5 times
+as fast as expanded MLA decode at 8,192 tokens.
 
 What is compared, with the same weights, input and cache, in float32 and without gradients:
 
@@ -13,8 +13,9 @@ What is compared, with the same weights, input and cache, in float32 and without
   and weights are tensors in memory, the cache grows by torch.cat, a recurrent state takes one token at a time. Where
   ours keeps K and V of MLA (decompressed), so does it.
 
-Time: median over repeats after a warm-up; the two take turns, so that a busy machine slows both. Prefill is a whole
-prompt, decode one token at the end of the context.
+Time: median over repeats after a warm-up; the two take turns, so that a busy machine slows both. `at best` compares
+the least times instead: with two threads on two cores, a neighbour's load can decide a median of milliseconds.
+Prefill is a whole prompt, decode one token at the end of the context.
 
 Peak memory: the most that torch's CPU allocator had given out during one step beyond what it held before, from the
 allocations that torch.profiler records. Weights, input and the cache before the step are held before and do not
@@ -262,15 +263,23 @@ def pairs(prompt: int, context: int) -> Iterator[Pair]:
                     yield Pair(name, phase, step_of(layer, x, cache), other)
 
 
-def medians(first: Callable[[], object], second: Callable[[], object], repeat: int) -> tuple[float, float]:
-    """Median seconds of each; they take turns."""
-    times: tuple[list[float], list[float]] = ([], [])
+class Times(NamedTuple):
+    """Seconds of one step over its repeats."""
+
+    median: float
+    least: float
+
+
+def times(first: Callable[[], object], second: Callable[[], object], repeat: int) -> tuple[Times, Times]:
+    """Of both, which take turns; they have run before."""
+    taken: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeat):
-        for run, taken in zip((first, second), times, strict=True):
+        for run, seconds in zip((first, second), taken, strict=True):
             start = time.perf_counter()
             run()
-            taken.append(time.perf_counter() - start)
-    return statistics.median(times[0]), statistics.median(times[1])
+            seconds.append(time.perf_counter() - start)
+    ours, other = (Times(statistics.median(seconds), min(seconds)) for seconds in taken)
+    return ours, other
 
 
 @contextmanager
@@ -286,18 +295,17 @@ def quiet_stderr() -> Iterator[None]:
         os.close(sink)
 
 
-def peak_bytes(run: Callable[[], object]) -> int:
-    """Most bytes that torch's CPU allocator held during the call beyond those before it."""
+def peak_bytes(run: Callable[[], Tensor]) -> tuple[int, Tensor]:
+    """Most bytes that torch's CPU allocator held during the call beyond those before it, and the result."""
     with quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         out = run()
-    del out
     results: Any = record.profiler
     held = peak = 0
     for event in results.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()
             peak = max(peak, held)
-    return peak
+    return peak, out
 
 
 def shown_time(seconds: float) -> str:
@@ -306,7 +314,7 @@ def shown_time(seconds: float) -> str:
 
 
 def shown_ratio(ratio: float) -> str:
-    """Three digits; below 100 that is."""
+    """Three digits, or all before the point."""
     return f"{ratio:,.0f}x" if ratio >= 100 else f"{ratio:.3g}x"
 
 
@@ -315,43 +323,52 @@ def difference(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).abs().max() / expected.abs().max())
 
 
+HEADER = ("layer", "phase", "ours", "straight", "faster", "at best", "ours", "straight", "less", "error")
+ROW = "{:25}{:9}{:>9}{:>10}{:>9}{:>9}{:>13}{:>13}{:>8}{:>10}"
+
+
 def table(prompt: int, context: int, repeat: dict[str, int]) -> bool:
     """Measure and print all pairs; whether all outputs agree."""
     print(f"prefill {prompt:,} tokens; decode 1 token at {context:,}; float32, {torch.get_num_threads()} threads")
-    print(
-        f"{'layer':27}{'phase':9}{'ours':>9}{'straight':>10}{'faster':>8}{'ours MB':>11}{'straight':>10}{'less':>8}{'error':>10}"
-    )
+    print(ROW.format(*HEADER))
     agreed = True
     for pair in pairs(prompt, context):
-        error = difference(pair.ours(), pair.other())  # the warm-up as well
+        (our_peak, got), (other_peak, expected) = peak_bytes(pair.ours), peak_bytes(pair.other)
+        error = difference(got, expected)
         agreed &= error < TOLERANCE
-        ours, other = medians(pair.ours, pair.other, repeat[pair.phase])
-        our_peak, other_peak = peak_bytes(pair.ours), peak_bytes(pair.other)
-        print(
-            f"{pair.name:27}{pair.phase:9}{shown_time(ours):>9}{shown_time(other):>10}{shown_ratio(other / ours):>8}"
-            f"{our_peak / 1e6:11,.2f}{other_peak / 1e6:10,.2f}{shown_ratio(other_peak / our_peak):>8}{error:10.1e}",
-            flush=True,
+        ours, other = times(pair.ours, pair.other, repeat[pair.phase])
+        cells = (
+            *(shown_time(t.median) for t in (ours, other)),
+            *(shown_ratio(getattr(other, of) / getattr(ours, of)) for of in ("median", "least")),
+            *(f"{peak / 1e6:,.2f} MB" for peak in (our_peak, other_peak)),
+            shown_ratio(other_peak / our_peak),
+            f"{error:.1e}",
         )
+        print(ROW.format(pair.name, pair.phase, *cells), flush=True)
     return agreed
 
 
 def check(repeat: int) -> bool:
-    """Absorbed against expanded decode, both ours, at a DeepSeek-like size; whether it is as much faster as required."""
+    """Absorbed against expanded decode, both ours, at a DeepSeek-like size; whether it is as much faster as required.
+
+    By the least time of each: a neighbour that holds one of the cores only adds time.
+    """
     spec = DEEPSEEK_LIKE
     absorbed = mla_torch.Layer(spec)
     expanded = mla_torch.convert(absorbed, "expanded")
-    x, cache = (
-        torch.randn(1, 1, spec.hidden_size),
-        filled(expanded, spec.hidden_size, CHECKED_CONTEXT - 1, CHECKED_CONTEXT),
-    )
+    cache = filled(expanded, spec.hidden_size, CHECKED_CONTEXT - 1, CHECKED_CONTEXT)
+    x = torch.randn(1, 1, spec.hidden_size)
     first, second = step_of(absorbed, x, cache), step_of(expanded, x, cache)
     error = difference(first(), second())
-    fast, slow = medians(first, second, repeat)
-    ok = slow > REQUIRED_RATIO * fast and error < TOLERANCE
+    fast, slow = times(first, second, repeat)
+    ratio = slow.least / fast.least
+    ok = ratio > REQUIRED_RATIO and error < TOLERANCE
     print(
         f"\nMLA decode at {CHECKED_CONTEXT:,} tokens, {spec.num_heads} heads of {spec.qk_nope_head_dim} +"
-        f" {spec.qk_rope_head_dim}, latent {spec.kv_lora_rank}: absorbed {shown_time(fast)}, expanded"
-        f" {shown_time(slow)}: {shown_ratio(slow / fast)}, error {error:.1e};"
+        f" {spec.qk_rope_head_dim}, latent {spec.kv_lora_rank}, error {error:.1e}"
+        f"\nmedian: absorbed {shown_time(fast.median)}, expanded {shown_time(slow.median)},"
+        f" {shown_ratio(slow.median / fast.median)}"
+        f"\nleast:  absorbed {shown_time(fast.least)}, expanded {shown_time(slow.least)}, {shown_ratio(ratio)};"
         f" required more than {REQUIRED_RATIO:g}x: {'ok' if ok else 'FAILED'}"
     )
     return ok
@@ -365,9 +382,9 @@ def main() -> int:
     torch.set_num_threads(2)
     with torch.no_grad():
         agreed = (
-            table(512, 1024, {"prefill": 3, "decode": 7}) if quick else table(2048, 4096, {"prefill": 5, "decode": 21})
+            table(512, 1024, {"prefill": 3, "decode": 7}) if quick else table(2048, 4096, {"prefill": 3, "decode": 15})
         )
-        fast = check(5 if quick else 9)
+        fast = check(7 if quick else 15)
     if not agreed:
         print(f"FAILED: an error is not below {TOLERANCE:g}")
     return 0 if agreed and fast else 1
