@@ -126,6 +126,8 @@ def allocate(
     check_form_known(model, form)
     groups = model.layer_groups(mtp=mtp)
     layers = tuple(_layer(model, profile, g, workload, form, tp, formats) for g in groups)
+    if formats.index is not None and not any(t.name == "index_k" for layer in layers for t in layer.tensors):
+        raise AttncalcError("--index-dtype", f"no layer of {model.id} keeps index keys", got=formats.index)
     reasons: dict[str, int] = {}
     for layer in layers:
         rule = profile.rule(model, layer.group)

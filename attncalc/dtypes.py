@@ -74,7 +74,7 @@ ALIASES = {
 
 FLOATS = ("fp64", "fp32", "bf16", "fp16")
 
-CACHE_KINDS = ("key", "value", "latent", "rope_key")
+CACHE_KINDS = ("key", "value", "latent", "rope_key", "shared_kv")
 
 # A record format packs one token's latent and RoPE key; the numbers are its two parts.
 RECORDS = {
@@ -82,6 +82,10 @@ RECORDS = {
     "nvfp4_ds_mla": {"latent": RowFormat("nvfp4", 4, 16, 8), "rope_key": RowFormat("fp8", 8)},
 }
 RECORD_WIDTHS = {"latent": 512, "rope_key": 64}
+# DeepSeek-V4 keeps K = V rows of 512 that hold their RoPE part: 448 e4m3, 64 bf16, 7 ue8m0 scales and 1 byte of pad.
+V4_RECORD = RowFormat("fp8_ds_mla", 8, 512, (584 - 512) * 8)
+# Index keys have formats of their own: e4m3 with an fp32 scale per 128 values; e2m1 with a ue8m0 scale per 32.
+INDEX_FORMATS = {"fp8": RowFormat("fp8", 8, 128, 32), "fp4": RowFormat("fp4", 4, 32, 8)}
 
 
 def plain_format(name: str, where: str) -> RowFormat:
@@ -111,6 +115,12 @@ def check_kv_format(name: str, where: str) -> None:
         plain_format(part, where)
 
 
+def check_index_format(name: str, where: str) -> None:
+    """Refuse what is no format of an index key."""
+    if name not in INDEX_FORMATS and plain_format(name, where).row_bits:
+        raise AttncalcError(where, "must be a format of index keys", got=shown(name))
+
+
 @dataclass(frozen=True)
 class Formats:
     """The storage format of everything that has bytes: by cache tensor kind, and weights and activations."""
@@ -120,6 +130,7 @@ class Formats:
     activation: str = "bf16"
     state: str = "fp32"
     conv: str = "bf16"
+    index: str | None = None
 
     def __post_init__(self) -> None:
         check_kv_format(self.kv, "--kv-dtype")
@@ -128,10 +139,14 @@ class Formats:
             if name in RECORDS or plain_format(name, f"--{kind}-dtype").row_bits:
                 raise AttncalcError(f"--{kind}-dtype", "must not be a format of the cache alone", got=shown(name))
 
+        if self.index is not None:
+            check_index_format(self.index, "--index-dtype")
+
     def of(self, kind: str, width: int) -> RowFormat:
         """The row format of a tensor whose last axis is `width`.
 
-        `kind`: weight, vector, activation, state, conv; key, value, latent, rope_key in the cache.
+        `kind`: weight, vector, activation, state, conv; key, value, latent, rope_key, shared_kv (a row that is K
+        and V, its RoPE part inside) and index (an indexer's key) in the cache.
 
         Raises:
             AttncalcError: the format does not exist for such a tensor.
@@ -141,13 +156,19 @@ class Formats:
             return FORMATS[self.weight if self.weight in FLOATS else "bf16"]
         if kind in ("weight", "activation", "state", "conv"):
             return plain_format(getattr(self, kind), f"--{kind}-dtype")
+        if kind == "index":
+            # A record fixes its index key too; an explicit format overrides that.
+            name = self.index or ("fp8" if self.kv in RECORDS else self.kv)
+            return INDEX_FORMATS.get(name) or plain_format(name, "--index-dtype")
+        if self.kv == "fp8_ds_mla" and kind == "shared_kv" and width == 512:
+            return V4_RECORD
         if self.kv in RECORDS:
             if kind not in RECORDS[self.kv] or width != RECORD_WIDTHS[kind]:
                 rule = f"{self.kv} is a record of a 512-wide latent and a 64-wide RoPE key"
                 raise AttncalcError("--kv-dtype", rule, got=f"a {kind.replace('_', ' ')} of width {width}")
             return RECORDS[self.kv][kind]
         first, _, second = self.kv.partition("/")
-        if second and kind in ("latent", "rope_key") and second != first:
+        if second and kind in ("latent", "rope_key", "shared_kv") and second != first:
             rule = f"a latent cache has no separate V, so the pair {self.kv} cannot apply"
             raise AttncalcError("--kv-dtype", rule, hint=f"Give one format, such as {first}")
         return plain_format(second if second and kind == "value" else first, "--kv-dtype")

@@ -26,6 +26,7 @@ class Options:
     weight_dtype: str = "bf16"
     activation_dtype: str = "bf16"
     state_dtype: str = "fp32"
+    index_dtype: str | None = None
     form: str | None = None
     tp: str = "1"
     count: str = "causal"
@@ -100,6 +101,7 @@ def resolve(options: Options, model: Model | None) -> Resolved:
         weight=dtype_name(options.weight_dtype),
         activation=dtype_name(options.activation_dtype),
         state=dtype_name(options.state_dtype),
+        index=None if options.index_dtype is None else dtype_name(options.index_dtype),
     )
     conventions = Conventions(count_convention(options.count), options.form, options.logits, options.mtp, formats)
     return Resolved(Workload(context, new_tokens, batch), conventions, split_count(options.tp), tuple(notes))
@@ -130,6 +132,7 @@ def conventions_record(conventions: Conventions) -> dict[str, Any]:
         "activation_dtype": conventions.formats.activation,
         "state_dtype": conventions.formats.state,
         "conv_dtype": conventions.formats.conv,
+        "index_dtype": conventions.formats.index or conventions.formats.kv,
         "head_tokens": conventions.head_tokens,
         "mtp": conventions.mtp,
         "scores_on_chip": True,

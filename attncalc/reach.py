@@ -12,9 +12,12 @@ Count = Literal["causal", "dense"]
 
 
 class Reach(NamedTuple):
-    """`kind` and its `size`: the window W (current token included) or the chunk C; 0 for full."""
+    """`kind` and its `size`: the window W (current token included), the chunk C, the k of top-k; 0 for full.
 
-    kind: Literal["full", "window", "chunk"] = "full"
+    Top-k attends to min(i, k) of i keys and keeps all of them.
+    """
+
+    kind: Literal["full", "window", "chunk", "top_k"] = "full"
     size: int = 0
 
     def seen(self, n: int) -> int:
@@ -22,7 +25,7 @@ class Reach(NamedTuple):
         if self.kind == "full" or n <= self.size:
             return n * (n + 1) // 2  # of two neighbours one is even
         whole = self.size * (self.size + 1) // 2
-        if self.kind == "window":
+        if self.kind in ("window", "top_k"):
             return whole + (n - self.size) * self.size
         chunks, rest = divmod(n, self.size)
         return chunks * whole + rest * (rest + 1) // 2
@@ -35,15 +38,17 @@ class Reach(NamedTuple):
 
     def keys(self, new_tokens: int, context: int, count: Count) -> int:
         """Distinct keys that a step reads; `dense`: a window with the new tokens before it, a chunk alike."""
-        if self.kind == "full":
-            return context
+        if self.kind == "full" or (self.kind == "top_k" and count == "dense"):
+            return context  # an eager implementation masks the scores of all keys
+        if self.kind == "top_k":  # a row for each selected pair, but no row twice
+            return min(context, self.pairs(new_tokens, context, count))
         if self.kind == "chunk" and count == "causal":
             return context - (context - new_tokens) // self.size * self.size
         return min(context, self.size + new_tokens - 1)
 
     def stored(self, context: int) -> int:
         """Tokens that a later step can need, at most: all, min(S, W), min(S, C)."""
-        return context if self.kind == "full" else min(context, self.size)
+        return context if self.kind in ("full", "top_k") else min(context, self.size)
 
     def covers(self, other: "Reach") -> bool:
         """Whether a cache of this reach holds what a query of the other reach attends to."""
@@ -52,16 +57,17 @@ class Reach(NamedTuple):
     @property
     def text(self) -> str:
         """`full`, `window 128`, `chunk 8192`."""
-        return self.kind if self.kind == "full" else f"{self.kind} {self.size}"
+        return self.kind if self.kind == "full" else f"{self.kind.replace('_', '-')} {self.size}"
 
     def pairs_formula(self, count: Count) -> str:
         """How `pairs` is computed, in T (new tokens) and S (context)."""
         w = self.size
         if count == "dense":
-            return "T * S" if self.kind == "full" else f"T * min(S, {w} + T - 1)"
+            return "T * S" if self.kind in ("full", "top_k") else f"T * min(S, {w} + T - 1)"
         if self.kind == "full":
             return "S * (S + 1) / 2 - (S - T) * (S - T + 1) / 2"
         tail = {
+            "top_k": f"f(n) = n * (n + 1) / 2 up to n = {w}, then {w} * {w + 1} / 2 + (n - {w}) * {w}",
             "window": f"f(n) = n * (n + 1) / 2 up to n = {w}, then {w} * {w + 1} / 2 + (n - {w}) * {w}",
             "chunk": f"f(n) = n div {w} * {w} * {w + 1} / 2 + r * (r + 1) / 2 with r = n mod {w}",
         }[self.kind]

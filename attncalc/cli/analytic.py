@@ -14,6 +14,7 @@ def cache(
     batch: o.Batch = "1",
     kv_dtype: o.KVDtype = None,
     state_dtype: o.StateDtype = "fp32",
+    index_dtype: o.IndexDtype = None,
     form: o.Form = None,
     tp: o.Split = "1",
     engine: o.Engine = None,
@@ -28,7 +29,9 @@ def cache(
     from attncalc.render import chosen_format, deliver
 
     wanted = chosen_format(format, json)
-    asked = Options(context, batch, kv_dtype=kv_dtype, state_dtype=state_dtype, form=form, tp=tp, mtp=mtp)
+    asked = Options(
+        context, batch, kv_dtype=kv_dtype, state_dtype=state_dtype, index_dtype=index_dtype, form=form, tp=tp, mtp=mtp
+    )
     deliver(commands.cache(models or [], model or [], engine or ["logical"], asked), wanted, output)
 
 
@@ -55,6 +58,7 @@ def compare(
     phase: o.Phase = None,
     kv_dtype: o.KVDtype = None,
     state_dtype: o.StateDtype = "fp32",
+    index_dtype: o.IndexDtype = None,
     form: o.Form = None,
     tp: o.Split = "1",
     count: o.Count = "causal",
@@ -80,7 +84,18 @@ def compare(
         "qk_nope_head_dim": qk_nope_head_dim,
         "qk_rope_head_dim": qk_rope_head_dim,
     }
-    asked = Options(context, batch, new_tokens, phase, kv_dtype, state_dtype=state_dtype, form=form, tp=tp, count=count)
+    asked = Options(
+        context,
+        batch,
+        new_tokens,
+        phase,
+        kv_dtype,
+        state_dtype=state_dtype,
+        index_dtype=index_dtype,
+        form=form,
+        tp=tp,
+        count=count,
+    )
     deliver(commands.compare((names or []) + (model or []), like, sizes, asked, device), wanted, output)
 
 
@@ -95,6 +110,7 @@ def flops(
     weight_dtype: o.WeightDtype = "bf16",
     activation_dtype: o.ActivationDtype = "bf16",
     state_dtype: o.StateDtype = "fp32",
+    index_dtype: o.IndexDtype = None,
     form: o.Form = None,
     tp: o.Split = "1",
     engine: o.Engine = None,
@@ -120,6 +136,7 @@ def flops(
         weight_dtype=weight_dtype,
         activation_dtype=activation_dtype,
         state_dtype=state_dtype,
+        index_dtype=index_dtype,
         form=form,
         tp=tp,
         count=count,
@@ -138,6 +155,7 @@ def explain(
     phase: o.Phase = None,
     kv_dtype: o.KVDtype = None,
     state_dtype: o.StateDtype = "fp32",
+    index_dtype: o.IndexDtype = None,
     form: o.Form = None,
     count: o.Count = "causal",
     format: o.Format = None,  # noqa: A002
@@ -150,7 +168,17 @@ def explain(
     from attncalc.render import chosen_format, deliver
 
     wanted = chosen_format(format, json)
-    asked = Options(context, batch, new_tokens, phase, kv_dtype, state_dtype=state_dtype, form=form, count=count)
+    asked = Options(
+        context,
+        batch,
+        new_tokens,
+        phase,
+        kv_dtype,
+        state_dtype=state_dtype,
+        index_dtype=index_dtype,
+        form=form,
+        count=count,
+    )
     deliver(commands.explain(variant, model or [], asked), wanted, output)
 
 

@@ -29,6 +29,9 @@ KVDtype = Annotated[
 WeightDtype = Annotated[str, typer.Option("--weight-dtype", help="Format of the weights in memory.")]
 ActivationDtype = Annotated[str, typer.Option("--activation-dtype", help="Format of activations in memory.")]
 StateDtype = Annotated[str, typer.Option("--state-dtype", help="Format of recurrent states.")]
+IndexDtype = Annotated[
+    str | None, typer.Option("--index-dtype", help="Format of index keys: fp8 is 132 B per 128. [default: the cache's]")
+]
 Form = Annotated[
     str | None,
     typer.Option("--form", help="How a variant is computed; `attncalc variants` lists the forms."),

@@ -13,7 +13,8 @@ What is compared, with the same weights, input and cache, in float32 and without
   and weights are tensors in memory, the cache grows by torch.cat, a recurrent state takes one token at a time. Where
   ours keeps K and V of MLA (decompressed), so does it.
 
-Time: median over repeats after a warm-up; the two take turns, so that a busy machine slows both. `at best` compares
+Time: median over repeats after a warm-up; all forms over one cache and the straightforward one take turns, so that
+a busy machine slows all. `at best` compares
 the least times instead: with two threads on two cores, a neighbour's load can decide a median of milliseconds.
 Prefill is a whole prompt, decode one token at the end of the context.
 
@@ -27,7 +28,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from attncalc.attention import mla_split_torch, mla_torch
+from attncalc.attention import kda_torch, mla_split_torch, mla_torch
 from attncalc.attention.base import cached_form
 from attncalc.attention.gqa import GQA
 from attncalc.attention.kda import KDA
@@ -196,13 +197,15 @@ def plain(spec: Any, w: Weights, x: Tensor, past: Past, *, keep_kv: bool) -> Ten
     return plain_linear_state(spec, w, x, past) if isinstance(spec, LinearState) else plain_gqa(spec, w, x, past)
 
 
-class Pair(NamedTuple):
-    """One step in both ways, on the same weights, input and cache; each call starts from the same cache."""
+Run = Callable[[], Tensor]
 
-    name: str
+
+class Group(NamedTuple):
+    """One step in the straightforward way and in ours, by form; same weights, input and cache in each call."""
+
     phase: str
-    ours: Callable[[], Tensor]
-    other: Callable[[], Tensor]
+    straight: Run
+    ours: dict[str, Run]
 
 
 def filled(layer: nn.Module, hidden_size: int, tokens: int, capacity: int) -> Cache:
@@ -213,7 +216,7 @@ def filled(layer: nn.Module, hidden_size: int, tokens: int, capacity: int) -> Ca
     return cache
 
 
-def step_of(layer: nn.Module, x: Tensor, cache: Cache) -> Callable[[], Tensor]:
+def step_of(layer: nn.Module, x: Tensor, cache: Cache) -> Run:
     """A call of the layer that leaves `cache` as it is: it writes to the same row each time."""
 
     def run() -> Tensor:
@@ -223,44 +226,44 @@ def step_of(layer: nn.Module, x: Tensor, cache: Cache) -> Callable[[], Tensor]:
     return run
 
 
-def pairs(prompt: int, context: int) -> Iterator[Pair]:
-    """Every variant in every form, as a prompt of `prompt` tokens and as the last token of `context`."""
-    for base in (layer for name in VARIANTS for layer in layers_of(name, SMALL, None)[:1]):
+def plain_step_of(spec: Any, weights: Weights, x: Tensor, cache: Cache, *, keep_kv: bool) -> Run:
+    """The same of the straightforward way, on a copy of the cache."""
+    past = {key: value.clone() for key, value in cache.tensors.items()}
+    return lambda: plain(spec, weights, x, dict(past), keep_kv=keep_kv)
+
+
+def forms_of(spec: Any, source: Any) -> Iterator[tuple[str, str, nn.Module]]:
+    """Name, kept form and layer of every form, with the weights of `source` or products of them."""
+    for form in spec.forms:
+        name, layer = f"{spec.variant}:{form}" if len(spec.forms) > 1 else spec.variant, source
+        if isinstance(spec, MLA | MLASplit):
+            module: Any = mla_torch if isinstance(spec, MLA) else mla_split_torch
+            layer = module.convert(source, form, cached=cached_form(spec, form))
+        elif isinstance(spec, KDA):
+            layer = kda_torch.Layer(spec, form=form)
+            layer.load_state_dict(source.state_dict())
+        yield name, cached_form(spec, form), layer
+        if form == "chunked":
+            fast = kda_torch.Layer(spec, form=form, path="fast")
+            fast.load_state_dict(source.state_dict())
+            yield f"{name} (fast)", cached_form(spec, form), fast
+
+
+def groups(prompt: int, context: int) -> Iterator[Group]:
+    """Every variant as a prompt of `prompt` tokens and as the last token of `context`; one group for each cache."""
+    for base in (layers_of(name, SMALL, None)[0] for name in VARIANTS):
         spec: Any = base.attention
         torch.manual_seed(0)
-        # Forms have the weights of the first, or products of them.
-        source: Any = build(Case(base, Workload(1, 1, 1), ""), None, "cpu", torch.float32)
-        weights = dict(source.state_dict())
-        for form in spec.forms:
-            layer: Any
-            if isinstance(spec, MLA | MLASplit):
-                module: Any = mla_torch if isinstance(spec, MLA) else mla_split_torch
-                layer = module.convert(source, form, cached=cached_form(spec, form))
-            else:
-                layer = build(Case(base._replace(form=form), Workload(1, 1, 1), ""), None, "cpu", torch.float32)
-                layer.load_state_dict(weights)
-            paths = [layer.path, *({"fast"} - {layer.path} if form == "chunked" else ())]
-            for path in paths:
-                layer.path = path
-                name = spec.variant if spec.forms == ("direct",) else f"{spec.variant}:{form}"
-                name += "" if path == paths[0] else f" ({path})"
-                for phase, tokens, new in (("prefill", prompt, prompt), ("decode", context, 1)):
-                    x, cache = (
-                        torch.randn(1, new, spec.hidden_size),
-                        filled(layer, spec.hidden_size, tokens - new, tokens),
-                    )
-                    past = {key: value.clone() for key, value in cache.tensors.items()}
-
-                    def other(
-                        spec: Any = spec,
-                        w: Weights = weights,
-                        x: Tensor = x,
-                        past: Past = past,
-                        keep_kv: bool = form == "decompressed",
-                    ) -> Tensor:
-                        return plain(spec, w, x, dict(past), keep_kv=keep_kv)
-
-                    yield Pair(name, phase, step_of(layer, x, cache), other)
+        source = build(Case(base, Workload(1, 1, 1), ""), None, "cpu", torch.float32)
+        kept: dict[bool, dict[str, nn.Module]] = {}
+        for name, cached, layer in forms_of(spec, source):
+            kept.setdefault(cached == "decompressed", {})[name] = layer
+        for keep_kv, layers in kept.items():
+            for phase, tokens, new in (("prefill", prompt, prompt), ("decode", context, 1)):
+                x = torch.randn(1, new, spec.hidden_size)
+                cache = filled(list(layers.values())[1 % len(layers)], spec.hidden_size, tokens - new, tokens)
+                straight = plain_step_of(spec, dict(source.state_dict()), x, cache, keep_kv=keep_kv)
+                yield Group(phase, straight, {name: step_of(layer, x, cache) for name, layer in layers.items()})
 
 
 class Times(NamedTuple):
@@ -270,16 +273,15 @@ class Times(NamedTuple):
     least: float
 
 
-def times(first: Callable[[], object], second: Callable[[], object], repeat: int) -> tuple[Times, Times]:
-    """Of both, which take turns; they have run before."""
-    taken: tuple[list[float], list[float]] = ([], [])
+def times(runs: Iterable[Run], repeat: int) -> list[Times]:
+    """Of all, which take turns; they have run before."""
+    taken: list[tuple[Run, list[float]]] = [(run, []) for run in runs]
     for _ in range(repeat):
-        for run, seconds in zip((first, second), taken, strict=True):
+        for run, seconds in taken:
             start = time.perf_counter()
             run()
             seconds.append(time.perf_counter() - start)
-    ours, other = (Times(statistics.median(seconds), min(seconds)) for seconds in taken)
-    return ours, other
+    return [Times(statistics.median(seconds), min(seconds)) for _, seconds in taken]
 
 
 @contextmanager
@@ -295,7 +297,7 @@ def quiet_stderr() -> Iterator[None]:
         os.close(sink)
 
 
-def peak_bytes(run: Callable[[], Tensor]) -> tuple[int, Tensor]:
+def peak_bytes(run: Run) -> tuple[int, Tensor]:
     """Most bytes that torch's CPU allocator held during the call beyond those before it, and the result."""
     with quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         out = run()
@@ -332,19 +334,21 @@ def table(prompt: int, context: int, repeat: dict[str, int]) -> bool:
     print(f"prefill {prompt:,} tokens; decode 1 token at {context:,}; float32, {torch.get_num_threads()} threads")
     print(ROW.format(*HEADER))
     agreed = True
-    for pair in pairs(prompt, context):
-        (our_peak, got), (other_peak, expected) = peak_bytes(pair.ours), peak_bytes(pair.other)
-        error = difference(got, expected)
-        agreed &= error < TOLERANCE
-        ours, other = times(pair.ours, pair.other, repeat[pair.phase])
-        cells = (
-            *(shown_time(t.median) for t in (ours, other)),
-            *(shown_ratio(getattr(other, of) / getattr(ours, of)) for of in ("median", "least")),
-            *(f"{peak / 1e6:,.2f} MB" for peak in (our_peak, other_peak)),
-            shown_ratio(other_peak / our_peak),
-            f"{error:.1e}",
-        )
-        print(ROW.format(pair.name, pair.phase, *cells), flush=True)
+    for phase, straight, ours in groups(prompt, context):
+        straight_peak, expected = peak_bytes(straight)
+        tried = {name: peak_bytes(run) for name, run in ours.items()}  # the warm-up as well
+        straight_times, *our_times = times((straight, *ours.values()), repeat[phase])
+        for (name, (peak, got)), taken in zip(tried.items(), our_times, strict=True):
+            error = difference(got, expected)
+            agreed &= error < TOLERANCE
+            cells = (
+                *(shown_time(t.median) for t in (taken, straight_times)),
+                *(shown_ratio(s / t) for s, t in zip(straight_times, taken, strict=True)),
+                *(f"{size / 1e6:,.2f} MB" for size in (peak, straight_peak)),
+                shown_ratio(straight_peak / peak),
+                f"{error:.1e}",
+            )
+            print(ROW.format(name, phase, *cells), flush=True)
     return agreed
 
 
@@ -360,7 +364,7 @@ def check(repeat: int) -> bool:
     x = torch.randn(1, 1, spec.hidden_size)
     first, second = step_of(absorbed, x, cache), step_of(expanded, x, cache)
     error = difference(first(), second())
-    fast, slow = times(first, second, repeat)
+    fast, slow = times((first, second), repeat)
     ratio = slow.least / fast.least
     ok = ratio > REQUIRED_RATIO and error < TOLERANCE
     print(
