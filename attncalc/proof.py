@@ -88,8 +88,14 @@ def measure(names: list[str], models: list[str], asked: MeasureOptions) -> tuple
     if peaks:
         notes += [
             f"errors are against the reference path in a wider dtype, at up to {plan.CHECKED_CONTEXT} tokens",
-            "predicted time is the sum over operations of the longer of compute and memory time at the peaks measured",
-            "bound: predicted, beside what the time of another step says; ? where that cannot tell",
+            (
+                "pred.: the time as a multiple of the predicted one, the sum over operations of the longer of compute and "
+                "memory time at the peaks measured; FLOPs, bytes: the share of these peaks that is reached"
+            ),
+            (
+                "bound: what the time of a second step says (half the prompt, twice the new tokens); !: another was "
+                "predicted; ?: that cannot tell, so the prediction"
+            ),
         ]
     inputs = asdict(settings) | {"names": names, "models": [n.model.id for n in named], "form": asked.form}
     conventions = {"flops_per_multiply_add": 2, "dense": True, "kv_dtype": settings.dtype, "k": 1024}

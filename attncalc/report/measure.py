@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attncalc.report import Column, Report, Row, Table, count_text, number_text
+from attncalc.report import Column, Report, Row, Table, count_text, flops_text, number_text, ratio_text
 
 if TYPE_CHECKING:
     from attncalc.measure.hardware import Peaks
@@ -29,21 +29,21 @@ def measure_report(
 ) -> Report:
     """`attncalc measure`."""
     shown = [r | {"name": _name(r), "same": _same(r)} for r in rows]
+    lead = (Column("name", "layer"), Column("phase", "phase"))
     exact = (
-        Column("name", "layer"),
+        *lead,
         Column("measured_parameters", "parameters", count_text),
         Column("measured_cache_bytes", "cache, B", count_text),
-        Column("measured_flops", "FLOPs", count_text),
-        Column("same", "as predicted"),
+        Column("measured_flops", "FLOPs", flops_text),
+        Column("same", "is"),
     )
     tables = [Table("", exact, shown)]
     if peaks:
         timed = (
-            Column("name", "layer"),
+            *lead,
             Column("measured_seconds", "time", seconds_text),
-            Column("time_ratio", "of predicted", lambda v: f"{v:.3g}x"),
-            Column("achieved_flops_per_s", "reached", lambda v: rate_text(v, "FLOP/s")),
-            Column("share_of_peak_flops", "", lambda v: f"{v:.0%}"),
+            Column("time_ratio", "pred.", ratio_text),
+            Column("share_of_peak_flops", "FLOPs", lambda v: f"{v:.0%}"),
             Column("share_of_peak_bytes", "bytes", lambda v: f"{v:.0%}"),
             Column("bound", "bound"),
             Column("max_relative_error", "error", lambda v: f"{v:.1e}"),
@@ -60,7 +60,7 @@ def measure_report(
 def _name(row: Row) -> str:
     form = "" if row["form"] == "direct" else f":{row['form']}"
     reach = "" if row["reach"] == "full" else f" {row['reach']}"
-    return f"{row['variant']}{form}{reach} {row['phase']}"
+    return f"{row['variant']}{form}{reach}"
 
 
 def _same(row: Row) -> str:
@@ -78,6 +78,4 @@ def _same(row: Row) -> str:
 def _bound(row: Row) -> str:
     if row["measured_bound"] is None:
         return f"{row['predicted_bound']}?"
-    if row["measured_bound"] == row["predicted_bound"]:
-        return str(row["predicted_bound"])
-    return f"{row['measured_bound']}, not {row['predicted_bound']}"
+    return f"{row['measured_bound']}{'' if row['measured_bound'] == row['predicted_bound'] else '!'}"
