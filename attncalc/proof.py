@@ -89,8 +89,8 @@ def measure(names: list[str], models: list[str], asked: MeasureOptions) -> tuple
         notes += [
             f"errors are against the reference path in a wider dtype, at up to {plan.CHECKED_CONTEXT} tokens",
             (
-                "pred.: the time as a multiple of the predicted one, the sum over operations of the longer of compute and "
-                "memory time at the peaks measured; FLOPs, bytes: the share of these peaks that is reached"
+                "pred.: time as a multiple of the predicted one, the sum over operations of the longer of compute "
+                "and memory time at the peaks measured; FLOPs, bytes: the share of these peaks that is reached"
             ),
             (
                 "bound: what the time of a second step says (half the prompt, twice the new tokens); !: another was "

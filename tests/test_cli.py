@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+import attncalc as package
 from attncalc.presets import folder, ids
 from tests.conftest import Command
 
@@ -345,7 +346,7 @@ def damaged() -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("how", [how for _, how in damaged()], ids=[name for name, _ in damaged()])
-def test_damaged_preset_is_refused(attncalc: Command, tmp_path: Path, how: tuple[Any, ...]) -> None:
+def test_damaged_preset_is_refused(tmp_path: Path, how: tuple[Any, ...]) -> None:
     data = json.loads(json.dumps(V3))
     path, change = (how[:-2], how[-1]) if how[-2] == "set" else (how[:-1], how[-1])
     node = data
@@ -359,12 +360,18 @@ def test_damaged_preset_is_refused(attncalc: Command, tmp_path: Path, how: tuple
         node[path[-1]] = change
     file = tmp_path / "damaged.json"
     file.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(package.AttncalcError) as refusal:
+        package.load(file)
+    assert str(refusal.value).startswith(f"{file}: ")
+    assert "\n" not in str(refusal.value)
+
+
+def test_damaged_preset_on_the_command_line(attncalc: Command, tmp_path: Path) -> None:
+    file = tmp_path / "damaged.json"
+    file.write_text(json.dumps(V3 | {"hidden_size": "7168"}), encoding="utf-8")
     made = attncalc("cache", str(file))
-    free_text = path in (("id",), ("hf_id",), ("model_type",))
-    assert made.status == 2 or (free_text and change is None), (how, made)
-    assert made.out == ""
-    assert made.err.count("\n") == 1
-    assert str(file) in made.err
+    assert (made.status, made.out) == (2, "")
+    assert made.err == f"{file}: hidden_size: must be a whole number, got '7168'\n"
 
 
 FILES = {
