@@ -3,6 +3,8 @@
 Shapes: B batch, T new tokens, D hidden size, H q/k heads, HV value heads, K and V their widths, C chunk size.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -144,6 +146,9 @@ class Layer(nn.Module):
         self.eps = eps
         make_parameters(self, spec.weights(form), device=device, dtype=dtype)
         initialise(self)
+
+    counted: ClassVar[tuple[KernelPath, ...]] = ("reference",)
+    """The paths whose products are those of the specification."""
 
     @classmethod
     def paths(cls, spec: KDA) -> tuple[KernelPath, ...]:  # noqa: ARG003

@@ -181,14 +181,17 @@ def bias_of(owner: nn.Module) -> Tensor | None:
     return owner.get_parameter("bias") if hasattr(owner, "bias") else None
 
 
-def attention_mask(reach: Reach, new_tokens: int, keys: int, length: int, device: torch.device) -> Tensor | None:
+def attention_mask(
+    reach: Reach, new_tokens: int, keys: int, length: int, device: torch.device, rows: slice | None = None
+) -> Tensor | None:
     """[T, S] booleans, True where a query may attend; None where one query may attend to every key present.
 
-    `length` tokens came before; the keys present end at the last new token. Bottom-right aligned.
+    `length` tokens came before; the keys present end at the last new token. Bottom-right aligned. `rows`: those of
+    some of the new tokens.
     """
     if new_tokens == 1 and reach.pairs(1, length + 1, "causal") == keys:
         return None
-    query = torch.arange(length, length + new_tokens, device=device)[:, None]
+    query = torch.arange(length, length + new_tokens, device=device)[rows or slice(None), None]
     key = torch.arange(length + new_tokens - keys, length + new_tokens, device=device)[None, :]
     allowed = key <= query
     if reach.kind == "window":
@@ -204,6 +207,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, reach: Reach, length: int, scale: fl
     K and V are never repeated for the H / G heads of a group by this code.
     """
     (batch, heads, new_tokens, _), (groups, keys) = q.shape, k.shape[1:3]
+    if q.device.type == "cpu" and k.shape[3] != v.shape[3]:
+        return attend_in_blocks(q, k, v, reach, length, scale)
     sdpa = nn.functional.scaled_dot_product_attention
     if new_tokens == 1:
         # The heads of a group are rows of one product: a kernel that knows no groups reads K and V once.
@@ -219,6 +224,31 @@ def attend(q: Tensor, k: Tensor, v: Tensor, reach: Reach, length: int, scale: fl
         return sdpa(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
     mask = attention_mask(reach, new_tokens, keys, length, q.device)
     return sdpa(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+
+
+QUERY_BLOCK = 128
+"""Queries whose scores stand in memory at once; `measure.plan` counts on it."""
+
+
+def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, reach: Reach, length: int, scale: float) -> Tensor:
+    """`attend` as two products for each block of queries, with scores of one block alone in memory.
+
+    For CPUs, where no fused kernel takes values of another width than the keys: the general one copies K and V and
+    keeps all scores.
+    """
+    (batch, heads, new_tokens, _), (groups, keys) = q.shape, k.shape[1:3]
+    out = q.new_empty(batch, heads, new_tokens, v.shape[3])
+    for start in range(0, new_tokens, QUERY_BLOCK):
+        rows = slice(start, start + QUERY_BLOCK)
+        block = q[:, :, rows]
+        logits = block.reshape(batch, groups, -1, q.shape[3]) @ k.transpose(2, 3)
+        logits = logits.view(batch, heads, -1, keys).mul_(scale)
+        mask = attention_mask(reach, new_tokens, keys, length, q.device, rows)
+        if mask is not None:
+            logits.masked_fill_(~mask, -torch.inf)
+        weights = logits.softmax(dim=-1).view(batch, groups, -1, keys)
+        out[:, :, rows] = (weights @ v).view(batch, heads, -1, v.shape[3])
+    return out
 
 
 def attend_reference(

@@ -129,21 +129,29 @@ def predict(case: Case, settings: Settings) -> Prediction:
 
 
 def memory_needed(case: Case, settings: Settings) -> int:
-    """Bytes that measuring the case can take at most: weights, twice the cache, activations, and scores.
+    """Bytes that measuring the case can take at most: weights, twice the cache, activations, scores, the reference.
 
     Twice the cache, since a step may write a new copy. Scores count where no kernel is known to keep them on chip: on
-    the reference path, and where keys and values differ in width.
+    the reference path, which is all there is with sinks or a softcap, and where keys and values differ in width,
+    which a CPU computes in blocks of queries. The reference that gives the error holds the weights in 8 bytes.
     """
     made, width = predict(case, settings), BYTES[settings.dtype]
     largest = max(op.bytes(made.formats)["activation"] + op.bytes(made.formats)["cache_write"] for op in made.ops)
-    shape, w = case.heads, case.workload
-    score_rows = max(w.new_tokens, FILL_CHUNK)
-    fused = settings.path != "reference" and shape.head_dim_k == shape.head_dim_v
-    keys = case.reach.keys(min(score_rows, w.context), w.context, "dense") if shape.kv_heads else 0
-    scores = 0 if fused else w.batch * shape.q_heads * min(score_rows, w.context) * keys * (4 + 4 + width)
-    return made.parameters * width + 2 * made.cache_bytes + 4 * largest + scores
+    attention, shape, w = case.attention, case.heads, case.workload
+    slow = settings.path == "reference" or any(getattr(attention, x, False) for x in ("sinks", "logit_softcap"))
+    rows = min(w.context, max(w.new_tokens, FILL_CHUNK))
+    if not slow and settings.device == "cpu":
+        rows = min(rows, QUERY_BLOCK)
+    fused = not slow and shape.head_dim_k == shape.head_dim_v
+    keys = case.reach.keys(rows, w.context, "dense") if shape.kv_heads else 0
+    scores = 0 if fused else w.batch * shape.q_heads * rows * keys * (4 + 4 + width)
+    # Keys of a chunk decayed for each query of it, [C, C, K] for each head, in fp32, twice.
+    decayed = w.batch * shape.q_heads * getattr(attention, "chunk_size", 0) ** 2 * shape.head_dim_k * 8
+    return made.parameters * (width + 8) + 2 * made.cache_bytes + 4 * largest + scores + decayed
 
 
+QUERY_BLOCK = 128
+"""As in the layers: queries whose scores a CPU keeps in memory at once."""
 FILL_CHUNK = 512
 """Tokens of one step while a cache is filled before a decode step is measured."""
 

@@ -1,6 +1,6 @@
 """The torch layers against the same layers written in the straightforward way, on a CPU: time and peak memory.
 
-Run: python tests/benchmarks/layers.py [--quick]. Needs torch; under 3 minutes on two cores, --quick under 1. Exit
+Run: python tests/benchmarks/layers.py [--quick]. Needs torch; under 3 minutes on two free cores, --quick under 1. Exit
 status 1 if an output differs by 1e-4 of the largest value or more, or if absorbed MLA decode is not more than 5 times
 as fast as expanded MLA decode at 8,192 tokens.
 
@@ -13,10 +13,9 @@ What is compared, with the same weights, input and cache, in float32 and without
   and weights are tensors in memory, the cache grows by torch.cat, a recurrent state takes one token at a time. Where
   ours keeps K and V of MLA (decompressed), so does it.
 
-Time: median over repeats after a warm-up; all forms over one cache and the straightforward one take turns, so that
-a busy machine slows all. `at best` compares
-the least times instead: with two threads on two cores, a neighbour's load can decide a median of milliseconds.
-Prefill is a whole prompt, decode one token at the end of the context.
+Time: median over repeats after a warm-up; all forms over one cache and the straightforward one take turns, so that a
+busy machine slows all. `at best` compares the least times instead: with two threads on two cores, a neighbour's load
+can decide a median. Prefill is a whole prompt, decode one token at the end of the context.
 
 Peak memory: the most that torch's CPU allocator had given out during one step beyond what it held before, from the
 allocations that torch.profiler records. Weights, input and the cache before the step are held before and do not
