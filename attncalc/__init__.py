@@ -11,15 +11,23 @@ The public API is small and loaded on use (PEP 562): importing the package impor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from attncalc.dtypes import Formats
     from attncalc.errors import AttncalcError
     from attncalc.model import Model
     from attncalc.presets import load
+    from attncalc.workload import Conventions
 
 __version__ = "0.1.0"
 
-__all__ = ["AttncalcError", "Model", "__version__", "load"]
+__all__ = ["AttncalcError", "Conventions", "Formats", "Model", "__version__", "load"]
 
-_HOME = {"AttncalcError": "attncalc.errors", "Model": "attncalc.model", "load": "attncalc.presets"}
+_HOME = {
+    "AttncalcError": "attncalc.errors",
+    "Conventions": "attncalc.workload",
+    "Formats": "attncalc.dtypes",
+    "Model": "attncalc.model",
+    "load": "attncalc.presets",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from attncalc.cache import Tensor, total_bytes
 from attncalc.dtypes import Formats
 from attncalc.engines import engine as find_engine
-from attncalc.errors import AttncalcError
+from attncalc.errors import AttncalcError, shown
 from attncalc.model import LayerGroup, Model
 from attncalc.units import parse_count
 from attncalc.workload import Workload
@@ -121,6 +121,8 @@ def allocate(
         AttncalcError: the engine, the form, the formats or the split do not fit the model.
     """
     profile, formats = find_engine(engine), formats or model_formats(model)
+    if not isinstance(formats, Formats):
+        raise AttncalcError("formats", "must be a Formats", got=shown(formats), hint='Write Formats(kv="fp8")')
     workload, tp = Workload(context=context, batch=batch), parse_count(tp, "tp")
     profile.check_formats(formats)
     check_form_known(model, form)

@@ -118,7 +118,7 @@ def compare(
         hint = f"Variants: {', '.join(layers.known_variants())}"
         raise AttncalcError("compare", "name at least one variant or model", hint=hint)
     accelerator = load_device(device) if device is not None else None
-    dimensions, notes = _dimensions(like, sizes)
+    dimensions, notes = _dimensions(like, sizes, names)
     model_names = [n for n in names if n.partition(":")[0] not in VARIANTS]
     _check_used([n.partition(":")[0] for n in names if n not in model_names], like, sizes)
     for name in model_names:
@@ -175,7 +175,7 @@ def _check_used(variants: list[str], like: str | None, sizes: Mapping[str, str |
             raise AttncalcError(f"--{name.replace('_', '-')}", "is a dimension of nothing named here", got=text)
 
 
-def _dimensions(like: str | None, sizes: Mapping[str, str | None]) -> tuple[Any, list[str]]:
+def _dimensions(like: str | None, sizes: Mapping[str, str | None], names: list[str]) -> tuple[Any, list[str]]:
     from attncalc.compare import Dimensions, dimensions_like
 
     notes: list[str] = []
@@ -190,7 +190,7 @@ def _dimensions(like: str | None, sizes: Mapping[str, str | None]) -> tuple[Any,
         if len(kinds) > 1:
             first = next(g for g in model.groups if g.attention)
             notes.append(f"dimensions are those of layer {first.indices[0]} of {model.id}; its layers differ")
-        if attention.variant != "mla":
+        if attention.variant != "mla" and any(n.partition(":")[0] in ("mla", "mla-split") for n in names):
             notes.append(f"latent sizes of mla are DeepSeek-V3's: {model.id} has none")
     given: dict[str, int | None] = {
         name: parse_count(
@@ -211,14 +211,17 @@ def _dimensions(like: str | None, sizes: Mapping[str, str | None]) -> tuple[Any,
 def explain(variant: str | None, models: list[str], asked: Options) -> Report:
     """`attncalc explain`."""
     from attncalc.allocation import check_form_known, own_form
+    from attncalc.attention import VARIANTS
     from attncalc.attention.base import check_form
     from attncalc.compare import Dimensions, Layer, layers_of
     from attncalc.engines import engine
     from attncalc.explain import explain_layer
     from attncalc.report.explain import explain_report
 
+    if variant is not None and variant.partition(":")[0] not in VARIANTS:
+        models, variant = [variant, *models], None
     if (variant is None) == (not models):
-        raise AttncalcError("explain", "name either a variant or models with --model")
+        raise AttncalcError("explain", "name either a variant or models")
     chosen: list[tuple[Layer, str, Resolved]] = []
     profile = engine("logical")
     if variant is not None:

@@ -55,8 +55,12 @@ class Fields:
     def _raw(self, name: str) -> object:
         self._seen.add(name)
         if name not in self._data:
-            near = suggestion(name, [k for k in self._data if k not in self._seen])
-            raise AttncalcError(self.path(name), "is missing", hint=near)
+            others = [k for k in self._data if k not in self._seen]
+            near = suggestion(name, others).removeprefix("Did you mean ").removesuffix("?")
+            hint = (
+                f"{near} is no field here" if near else "Every field must be given; null, false, none or [] is for none"
+            )
+            raise AttncalcError(self.path(name), "is missing", hint=hint)
         return self._data[name]
 
     def get(self, name: str, kind: Any) -> Any:
@@ -175,9 +179,14 @@ def read_indices(node: Fields, total: int) -> tuple[int, ...]:
 def read_reach(node: Fields) -> Reach:
     """`reach: full`, or `{window: 128}`, or `{chunk: 8192}`."""
     if node.is_text("reach"):
-        node.get("reach", Literal["full"])
+        if node.get("reach", str) != "full":
+            raise AttncalcError(
+                node.path("reach"), "must be full, {window: W} or {chunk: C}", got=node.get("reach", str)
+            )
         return FULL
     inner = node.child("reach")
+    if inner.names() not in (("window",), ("chunk",)):
+        raise AttncalcError(node.path("reach"), "must be full, {window: W} or {chunk: C}", got=", ".join(inner.names()))
     kind: Literal["window", "chunk"] = "chunk" if inner.absent("window") else "window"
     size = inner.positive(kind)
     inner.finish()

@@ -136,5 +136,6 @@ def conventions_record(conventions: Conventions) -> dict[str, Any]:
         "head_tokens": conventions.head_tokens,
         "mtp": conventions.mtp,
         "scores_on_chip": True,
+        "experts_read": "min(experts, tokens * top_k) per layer",
         "k": 1024,
     }

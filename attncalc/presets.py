@@ -1,5 +1,6 @@
 """Finding, parsing and building models and devices from files. The only importer of yaml."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -43,7 +44,14 @@ def find_model(name: str) -> tuple[Path, str]:
         for path in sorted(folder("models").glob("*.yaml")):
             if _hf_id(path) == name.lower():
                 return path, "hf_id"
-    hint = suggestion(name, ids("models"), "`attncalc models` lists all")
+    from attncalc.attention import VARIANTS
+
+    known = "`attncalc models` lists all"
+    hint = suggestion(
+        re.sub(r"-(instruct|base|chat|it|hf|fp8|\d{4})\b", "", name.lower().rpartition("/")[2]), ids("models"), known
+    )
+    if name.partition(":")[0] in VARIANTS:
+        hint = f"{name} is a variant: `attncalc compare {name}`"
     rule = "no such file, preset or hf_id" if looks_like_path else "no such preset"
     raise AttncalcError("--model", rule, got=shown(name), hint=hint)
 
@@ -73,7 +81,7 @@ def load(model: str | Path | Mapping[str, Any]) -> "Model":
 
     if isinstance(model, Mapping):
         return read_model(model, "document")
-    path, _ = find_model(str(model))
+    path = model if isinstance(model, Path) else find_model(model)[0]
     return read_model(read_document(path), _name(path))
 
 
@@ -179,8 +187,6 @@ def _yaml(text: str, where: str) -> object:
 
 
 def _loader(base: Any, where: str) -> Any:
-    import re
-
     class Loader(base):  # type: ignore[misc]
         """Plain data as YAML 1.2 reads it, with every key once.
 

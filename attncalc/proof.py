@@ -48,6 +48,7 @@ def _progress(line: str) -> None:
 
 def measure(names: list[str], models: list[str], asked: MeasureOptions) -> tuple[Report, bool]:
     """`attncalc measure`."""
+    from attncalc.attention import VARIANTS
     from attncalc.measure import plan
     from attncalc.report.measure import measure_report
 
@@ -72,6 +73,8 @@ def measure(names: list[str], models: list[str], asked: MeasureOptions) -> tuple
         raise AttncalcError(
             "--new-tokens", f"must not exceed the context of {settings.context}", got=settings.new_tokens
         )
+    models = [n for n in names if n.partition(":")[0] not in VARIANTS] + models
+    names = [n for n in names if n not in models]
     named = find_models(models, []) if models else []
     cases = plan.cases(names, [n.model for n in named], settings, asked.form)
     need_torch("measure")

@@ -14,13 +14,18 @@ NARROWEST = 40
 FORMATS = ("table", "json", "csv", "markdown")
 
 
-def chosen_format(name: str | None, json: bool) -> str:
-    """`--format`, or `--json` for short."""
+SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown"}
+
+
+def chosen_format(name: str | None, json: bool, output: str | None = None) -> str:
+    """`--format`, or `--json` for short, or what the suffix of the output file says, or a table."""
     if json and name not in (None, "json"):
         raise AttncalcError("--json", "is --format json, so another format cannot be given too", got=shown(name))
     if name is not None and name not in FORMATS:
         raise AttncalcError("--format", f"must be one of {', '.join(FORMATS)}", got=shown(name))
-    return "json" if json else name or "table"
+    if json or name is not None:
+        return name or "json"
+    return SUFFIXES.get(Path(output).suffix.lower(), "table") if output is not None else "table"
 
 
 def deliver(report: Report, form: str, output: str | None) -> None:
@@ -174,11 +179,21 @@ def _convention_notes(report: Report) -> tuple[str, ...]:
     if "count" not in c:
         return ()
     cache = c["kv_dtype"] if isinstance(c["kv_dtype"], str) else " or ".join(dict.fromkeys(c["kv_dtype"]))
-    kept = f"cache {cache}, recurrent states {c['state_dtype']}, convolution states {c['conv_dtype']}"
+    states = any(r.get("bytes_fixed") or r.get("cache_bytes_constant") for r in report.results)
+    kept = f"cache {cache}"
+    if states:
+        kept += f", recurrent states {c['state_dtype']}, convolution states {c['conv_dtype']}"
     if report.command == "cache":
         return (kept,)
     pairs = "exact attended pairs" if c["count"] == "causal" else "every new token with every key present"
-    return (
-        f"2 FLOPs per multiply-add, {pairs}; softmax, norms, rotation and gates apart; scores on chip",
+    notes = (
+        (
+            f"2 FLOPs per multiply-add, {pairs}; softmax, norms, rotation and gates apart; scores on chip, and what the "
+            "score product has read costs the value product nothing"
+        ),
         f"weights {c['weight_dtype']}, activations {c['activation_dtype']}, {kept}",
     )
+    if report.command != "flops":
+        return notes
+    logits = "every new token" if c["head_tokens"] == "all" else "the last token of each sequence"
+    return (*notes, f"weights of min(experts, tokens * top_k) experts in a layer; logits of {logits}")

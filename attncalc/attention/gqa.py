@@ -72,7 +72,7 @@ class GQA:
             rule = f"must be even and at most head_dim {self.head_dim}"
             raise AttncalcError("rope_dim", rule, got=self.rope_dim)
         if "".join(sorted(set(self.bias), key="qkvo".find)) != self.bias or set(self.bias) - set("qkvo"):
-            raise AttncalcError("bias", "must name projections in the order qkvo", got=repr(self.bias))
+            raise AttncalcError("bias", "must name projections in the order qkvo, or be empty", got=repr(self.bias))
         if self.shared_kv_weight and "v" in self.bias:
             raise AttncalcError("bias", "must not name v where K and V share a projection", got=repr(self.bias))
         if self.shared_kv_weight and self.head_dim != self.v_head_dim:

@@ -28,7 +28,7 @@ def cache(
     from attncalc.inputs import Options
     from attncalc.render import chosen_format, deliver
 
-    wanted = chosen_format(format, json)
+    wanted = chosen_format(format, json, output)
     asked = Options(
         context, batch, kv_dtype=kv_dtype, state_dtype=state_dtype, index_dtype=index_dtype, form=form, tp=tp, mtp=mtp
     )
@@ -72,7 +72,7 @@ def compare(
     from attncalc.inputs import Options
     from attncalc.render import chosen_format, deliver
 
-    wanted = chosen_format(format, json)
+    wanted = chosen_format(format, json, output)
     sizes = {
         "hidden_size": hidden_size,
         "heads": heads,
@@ -126,7 +126,7 @@ def flops(
     from attncalc.inputs import Options
     from attncalc.render import chosen_format, deliver
 
-    wanted = chosen_format(format, json)
+    wanted = chosen_format(format, json, output)
     asked = Options(
         context=context,
         batch=batch,
@@ -147,7 +147,7 @@ def flops(
 
 
 def explain(
-    variant: Annotated[str | None, typer.Argument(metavar="[VARIANT]", show_default=False)] = None,
+    variant: Annotated[str | None, typer.Argument(metavar="[VARIANT|MODEL]", show_default=False)] = None,
     model: o.ModelOption = None,
     context: o.Context = None,
     batch: o.Batch = "1",
@@ -167,7 +167,7 @@ def explain(
     from attncalc.inputs import Options
     from attncalc.render import chosen_format, deliver
 
-    wanted = chosen_format(format, json)
+    wanted = chosen_format(format, json, output)
     asked = Options(
         context,
         batch,

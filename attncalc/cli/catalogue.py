@@ -14,7 +14,7 @@ def models(
     from attncalc import commands
     from attncalc.render import chosen_format, deliver
 
-    wanted = chosen_format(format, json)
+    wanted = chosen_format(format, json, output)
     deliver(commands.models(names or [], mtp=mtp), wanted, output)
 
 
@@ -27,7 +27,7 @@ def variants(
     from attncalc import commands
     from attncalc.render import chosen_format, deliver
 
-    wanted = chosen_format(format, json)
+    wanted = chosen_format(format, json, output)
     deliver(commands.variants(), wanted, output)
 
 
@@ -40,7 +40,7 @@ def devices(
     from attncalc import commands
     from attncalc.render import chosen_format, deliver
 
-    wanted = chosen_format(format, json)
+    wanted = chosen_format(format, json, output)
     deliver(commands.devices(), wanted, output)
 
 

@@ -10,7 +10,9 @@ Models = Annotated[
     list[str] | None,
     typer.Argument(metavar="[MODEL]...", show_default=False, help="Preset id, hf_id or file."),
 ]
-ModelOption = Annotated[list[str] | None, typer.Option("--model", "-m", help="The same, as an option; repeatable.")]
+ModelOption = Annotated[
+    list[str] | None, typer.Option("--model", "-m", help="A model: preset id, hf_id or file; repeatable.")
+]
 Context = Annotated[
     str | None,
     typer.Option(

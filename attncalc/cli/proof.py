@@ -8,7 +8,7 @@ from attncalc.cli import options as o
 
 
 def measure(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[VARIANT]...", show_default=False)] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[VARIANT|MODEL]...", show_default=False)] = None,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, mps, or meta (counts alone, no memory).")] = "cpu",
     model: o.ModelOption = None,
     form: o.Form = None,
@@ -27,7 +27,7 @@ def measure(
     from attncalc import proof
     from attncalc.render import chosen_format, deliver
 
-    wanted = chosen_format(format, json)
+    wanted = chosen_format(format, json, output)
     asked = proof.MeasureOptions(device, form, context, batch, new_tokens, dtype, repeat, seed, path)
     report, ok = proof.measure(names or [], model or [], asked)
     deliver(report, wanted, output)
@@ -46,7 +46,7 @@ def verify(
     from attncalc import proof
     from attncalc.render import chosen_format, deliver
 
-    wanted = chosen_format(format, json)
+    wanted = chosen_format(format, json, output)
     report, ok = proof.verify(claims or [], model or [], seed)
     deliver(report, wanted, output)
     raise typer.Exit(0 if ok else 1)

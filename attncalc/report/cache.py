@@ -46,6 +46,7 @@ def _layer_row(layer: "LayerCache") -> Row:
     group = layer.group
     row: Row = {
         "indices": list(group.indices),
+        "num_layers": layer.layers,
         "variant": group.variant,
         "cached": layer.cached,
         "reach": group.reach.text,
@@ -103,7 +104,7 @@ def cache_report(
         *lead,
         Column("stored_as", "stored as"),
         Column("elements_per_token_per_layer", "per token, layer", elements_text),
-        Column("bytes_per_token", "B/token", number_text),
+        Column("bytes_per_token", "next token, B", number_text),
         Column("bytes_total", "cache", bytes_text),
         Column("ratio", "ratio", ratio_text),
     )

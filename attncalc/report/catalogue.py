@@ -69,7 +69,8 @@ def models_report(models: "Sequence[Model]", *, single: bool, mtp: bool) -> Repo
             source = result["source"]
             text.append(f"{result['model']}: {source['where']}, {source['date']}, {source['status']}")
             text += [f"{result['model']}: {note}" for note in result["notes"]]
-            text.append(f"{result['model']}: buffers, not counted as parameters: {result['buffers_total']:,}")
+            if result["buffers_total"]:
+                text.append(f"{result['model']}: buffers, not counted as parameters: {result['buffers_total']:,}")
     return Report(
         "models",
         {"models": [m.id for m in models], "mtp": mtp},

@@ -81,8 +81,8 @@ def compare_report(
         Column("score_flops", "scores", flops_text),
         Column("core_flops", "core", flops_text),
         Column("flops_attention", "whole layer", flops_text),
-        Column("intensity", "FLOP/B", number_text),
-        *((Column("bound", "bound"),) if device else ()),
+        Column("intensity", "core FLOP/B", number_text),
+        *((Column("bound", "core bound"),) if device else ()),
         Column("parameters", "parameters", count_text),
     )
     kv_dtype = conventions["kv_dtype"]

@@ -72,6 +72,7 @@ def _layer_cost_row(layer: "LayerCost", conventions: "Conventions") -> Row:
     every = layer.attention.rowwise + layer.ffn.rowwise + layer.rowwise
     return {
         "indices": list(layer.group.indices),
+        "num_layers": layer.layers,
         "variant": layer.group.variant,
         "form": layer.form,
         "reach": layer.group.reach.text,
@@ -96,11 +97,16 @@ def flops_report(inputs: Row, conventions: Row, costs: "Sequence[StepCost]", not
     for cost, result in zip(costs, results, strict=True):
         shared = {k: result[k] for k in names}
         shared["kv_dtype"] = cost.conventions.formats.kv
-        groups = [(indices_text(r["indices"]), r["variant"], r["form"], r["ops"]) for r in result["layers"]]
-        groups += [("head", "", "", result["head"]), ("extra", "", "", result["extra"])]
+        groups = [
+            (indices_text(r["indices"]), len(r["indices"]), r["variant"], r["form"], r["ops"]) for r in result["layers"]
+        ]
+        groups += [("head", 1, "", "", result["head"]), ("extra", 1, "", "", result["extra"])]
         op_rows += [
-            shared | {"layers": where, "variant": variant, "form": form} | op | {"gemm": gemm_text(op)}
-            for where, variant, form, ops in groups
+            shared
+            | {"layers": where, "num_layers": count, "variant": variant, "form": form}
+            | op
+            | {"gemm": gemm_text(op)}
+            for where, count, variant, form, ops in groups
             for op in ops
         ]
         parts = ("flops_attention", "flops_ffn", "flops_head", "flops_total", "flops_elementwise")
@@ -124,5 +130,14 @@ def flops_report(inputs: Row, conventions: Row, costs: "Sequence[StepCost]", not
         Column("kind", ""),
     )
     tables = (Table(title, columns, op_rows), Table("", sum_columns, sums))
-    text = tuple(f"{r['model']}, {r['engine']}: {number_text(r['intensity'])} FLOP/B over all bytes" for r in results)
+    forms = {
+        f"{result['model']}: {r['variant']} computed {r['form']}": None
+        for result in results
+        for r in result["layers"]
+        if r["form"] not in ("direct", "none")
+    }
+    text = (
+        *forms,
+        *(f"{r['model']}, {r['engine']}: {number_text(r['intensity'])} FLOP/B over all bytes" for r in results),
+    )
     return Report("flops", inputs, conventions, results, tables, tuple(notes), text)

@@ -29,7 +29,8 @@ def measure_report(
 ) -> Report:
     """`attncalc measure`."""
     shown = [r | {"name": _name(r), "same": _same(r)} for r in rows]
-    lead = (Column("name", "layer"), Column("phase", "phase"))
+    several = len({r.get("model") for r in rows}) > 1
+    lead = (*((Column("model", "model"),) if several else ()), Column("name", "layer"), Column("phase", "phase"))
     exact = (
         *lead,
         Column("measured_parameters", "parameters", count_text),
@@ -50,7 +51,7 @@ def measure_report(
         )
         tables.append(Table("", timed, [r | {"bound": _bound(r)} for r in shown]))
     failed = sum(not r["ok"] for r in rows)
-    text = [f"{len(rows) - failed} of {len(rows)} layers as predicted"]
+    text = [f"{len(rows) - failed} of {len(rows)} runs as predicted"]
     if peaks:
         gemm, copy = rate_text(peaks.flops_per_s, "FLOP/s"), rate_text(peaks.bytes_per_s, "B/s")
         text.append(f"peaks measured in this run: {gemm} in a large GEMM, {copy} in a large copy")

@@ -43,14 +43,15 @@ def run(names: Sequence[str], models: Sequence[Model], seed: int) -> list[dict[s
             hint = suggestion(name, CLAIMS, f"Known: {', '.join(CLAIMS)}")
             raise AttncalcError("verify", "no such claim", got=shown(name), hint=hint)
     rows = []
-    torch.manual_seed(seed)
     with torch.no_grad():
         if models:
             for model in models:
+                torch.manual_seed(seed)
                 for claim, proof in identities.of_model(model, names):
                     rows.append({"model": model.id} | proof.row(claim))
         else:
             for name in names or CLAIMS:
+                torch.manual_seed(seed)
                 rows += [proof.row(name) for proof in CLAIMS[name]()]
     if not rows:
         named = ", ".join(names)

@@ -36,6 +36,7 @@ class Proof(NamedTuple):
             "expected": self.expected,
             "observed": self.observed,
             "error": self.error,
+            "must_differ": self.differs,
             "ok": self.ok,
         }
 
