@@ -186,11 +186,9 @@ def _convention_notes(report: Report) -> tuple[str, ...]:
     if report.command == "cache":
         return (kept,)
     pairs = "exact attended pairs" if c["count"] == "causal" else "every new token with every key present"
+    apart = "softmax, norms, rotation and gates apart"
     notes = (
-        (
-            f"2 FLOPs per multiply-add, {pairs}; softmax, norms, rotation and gates apart; scores on chip, and what the "
-            "score product has read costs the value product nothing"
-        ),
+        f"2 FLOPs per multiply-add, {pairs}; {apart}; scores on chip, where the value product finds what score has read",
         f"weights {c['weight_dtype']}, activations {c['activation_dtype']}, {kept}",
     )
     if report.command != "flops":
