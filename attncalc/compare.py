@@ -6,11 +6,15 @@ from typing import NamedTuple, cast
 
 from attncalc.attention import VARIANTS, variant_class
 from attncalc.attention.base import Attention, HeadShape, Step, cached_form, check_form
+from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
+from attncalc.attention.gta import GTA
 from attncalc.attention.kda import KDA
 from attncalc.attention.linear_state import LinearState
+from attncalc.attention.mfa import MFA
 from attncalc.attention.mla import MLA
 from attncalc.attention.mla_split import MLASplit
+from attncalc.attention.tpa import TPA
 from attncalc.cache import CacheTensor, total_bytes
 from attncalc.device import Device
 from attncalc.errors import AttncalcError, shown
@@ -39,6 +43,13 @@ def _half(size: int, option: str = "--kv-lora-rank") -> int:
     if size % 2:
         raise AttncalcError(option, "must be even to be halved", got=size)
     return size // 2
+
+
+def _rope_half(head_dim: int) -> int:
+    """Half of a head, rotated: the RoPE key of GTA and GLA."""
+    if head_dim % 4:
+        raise AttncalcError("--head-dim", "must be a multiple of 4, so that half of it can be rotated", got=head_dim)
+    return head_dim // 2
 
 
 # The products between a query and what is cached; projections are the rest.
@@ -74,6 +85,15 @@ BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
     "mla-split": lambda d: MLASplit(
         d.hidden_size, d.heads, d.head_dim, d.v_head_dim, _half(d.kv_lora_rank), _half(d.kv_lora_rank)
     ),
+    "gta": lambda d: GTA(d.hidden_size, d.heads, d.kv_heads, d.head_dim, _rope_half(d.head_dim)),
+    # GLA-2: two latents of 2d.
+    "gla": lambda d: GLA(
+        d.hidden_size, d.heads, 2, d.q_lora_rank, 2 * d.head_dim, d.head_dim, _rope_half(d.head_dim), d.v_head_dim
+    ),
+    # Step-3's rank and width.
+    "mfa": lambda d: MFA(d.hidden_size, d.heads, 2048, 256, 256),
+    # The paper's ranks.
+    "tpa": lambda d: TPA(d.hidden_size, d.heads, d.head_dim, 6, 2, 2, d.head_dim),
 }
 
 

@@ -52,6 +52,7 @@ def test_width_of_tables(attncalc: Command) -> None:
     commands = (
         ("cache", "deepseek-v3"),
         ("compare", "mha", "gqa", "mqa", "mla"),
+        ("compare", "gta", "gla", "mfa", "tpa"),
         ("flops", "gpt-oss-20b"),
         ("models", "deepseek-v3"),
         ("variants",),
@@ -146,7 +147,13 @@ def test_explain_is_made_of_the_numbers(attncalc: Command) -> None:
     assert sum(r["result"] for r in rows if r["unit"] == "parameters") == 187107328
 
 
-@pytest.mark.parametrize("name", ["mha", "gqa", "mqa", "mla", "mla:expanded", "mla:merged", "mla-split"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mha", "gqa", "mqa", "mla", "mla:expanded", "mla:merged", "mla-split"),
+        *("gta", "gla", "gla:expanded", "mfa", "tpa", "tpa:expanded"),
+    ],
+)
 def test_explained_formulas_evaluate_to_their_results(attncalc: Command, name: str) -> None:
     for row in attncalc("explain", name, "--context", "5000", "--new-tokens", "7", "--json").record["results"]:
         names = {f"v{i}": value for i, value in enumerate(row["symbols"].values())}
@@ -185,7 +192,7 @@ def test_models_by_hf_id_and_by_path(attncalc: Command, tmp_path: Path) -> None:
 
 
 def test_variants_and_devices(attncalc: Command) -> None:
-    assert {"mha", "gqa", "mqa", "mla", "mla-split"} <= {
+    assert {"mha", "gqa", "mqa", "mla", "mla-split", "gta", "gla", "mfa", "tpa"} <= {
         r["variant"] for r in attncalc("variants", "--json").record["results"]
     }
     devices = attncalc("devices", "--json").record["results"]
@@ -243,7 +250,7 @@ def test_help_and_version(attncalc: Command) -> None:
     assert "cache" in attncalc().out
     assert attncalc("--help").status == 0
     assert attncalc("--version").out.startswith("attncalc ")
-    for command in ("cache", "compare", "flops", "explain", "models", "variants", "devices"):
+    for command in ("cache", "compare", "flops", "explain", "models", "variants", "devices", "convert"):
         assert attncalc(command, "--help").status == 0
 
 
@@ -292,6 +299,11 @@ BAD = [
     ("compare", "gqa", "--device", "h1000"),
     ("compare", "gqa", "--device", "../models/gpt2"),
     ("compare", "mla", "--heads", "0"),
+    ("compare", "gta", "--head-dim", "6"),
+    ("compare", "gta", "--kv-heads", "7"),
+    ("compare", "gla", "--heads", "7"),
+    ("compare", "gla", "--tp", "3"),
+    ("compare", "tpa:absorbed"),
     ("explain",),
     ("explain", "mla", "--model", "gpt2"),
     ("explain", "mlaa"),

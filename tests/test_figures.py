@@ -105,6 +105,24 @@ def test_comparison_at_equal_dimensions(name: str, elements: int, kv_heads: int,
     assert f.score.gemm["n"] == CONTEXT
 
 
+@pytest.mark.parametrize(
+    ("name", "elements", "shape"),
+    [
+        ("gta", 8 * 128 + 64, (128, 8, 128, 128)),
+        ("gla:absorbed", 2 * 256 + 64, (128, 2, 320, 256)),
+        ("gla:expanded", 576, (128, 128, 192, 128)),
+        ("gla:decompressed", 40_960, (128, 128, 192, 128)),
+        ("mfa", 2 * 256, (128, 1, 256, 256)),
+        ("tpa:factored", (2 + 2) * (128 + 128), (128, 128, 128, 128)),
+        ("tpa:expanded", 1024, (128, 128, 128, 128)),
+    ],
+)
+def test_other_variants_at_equal_dimensions(name: str, elements: int, shape: tuple[int, ...]) -> None:
+    (layer,) = layers_of(name, Dimensions(), None)
+    f = measure_layer(layer, Workload(CONTEXT), Conventions())
+    assert (f.cache_elements, f.shape) == (elements, shape)
+
+
 def test_absorbed_against_mqa_and_intensities() -> None:
     def figures(name: str, context: int = CONTEXT) -> tuple[int, int, int, float]:
         (layer,) = layers_of(name, Dimensions(), None)

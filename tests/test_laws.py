@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 import attncalc
 from attncalc import dtypes
 from attncalc.attention.base import Attention, Step
+from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
+from attncalc.attention.gta import GTA
+from attncalc.attention.mfa import MFA
 from attncalc.attention.mla import MLA
 from attncalc.attention.mla_split import MLASplit
+from attncalc.attention.tpa import TPA
 from attncalc.axes import letters
 from attncalc.dtypes import Formats
 from attncalc.ffn import Dense, MoE
@@ -71,7 +75,34 @@ def splits(draw: st.DrawFn) -> MLASplit:
     return MLASplit(draw(sizes), draw(small), draw(sizes), draw(sizes), draw(sizes), draw(sizes), draw(st.booleans()))
 
 
-attentions = st.one_of(gqas(), mlas(), splits())
+@st.composite
+def gtas(draw: st.DrawFn) -> GTA:
+    groups, rope = draw(small), 2 * draw(st.integers(0, 10))
+    return GTA(draw(sizes), groups * draw(small), groups, rope + draw(sizes), rope)
+
+
+@st.composite
+def glas(draw: st.DrawFn) -> GLA:
+    latents, rope = draw(small), 2 * draw(st.integers(0, 10))
+    heads = latents * draw(small)
+    low = draw(st.none() | sizes)
+    return GLA(draw(sizes), heads, latents, low, draw(sizes), draw(sizes), rope, draw(sizes), draw(st.booleans()))
+
+
+@st.composite
+def mfas(draw: st.DrawFn) -> MFA:
+    rope = 2 * draw(st.integers(0, 10))
+    return MFA(draw(sizes), draw(small), draw(sizes), rope + draw(sizes), rope, draw(st.booleans()))
+
+
+@st.composite
+def tpas(draw: st.DrawFn) -> TPA:
+    rope = 2 * draw(st.integers(0, 10))
+    ranks = draw(st.none() | small), draw(small), draw(small)
+    return TPA(draw(sizes), draw(small), rope + draw(sizes), *ranks, rope)
+
+
+attentions = st.one_of(gqas(), mlas(), splits(), gtas(), glas(), mfas(), tpas())
 
 
 @st.composite
@@ -152,7 +183,7 @@ def test_a_prompt_costs_the_sum_of_its_chunks(attention: Attention, reach: Reach
         assert decode == total
 
 
-@given(attention=st.one_of(mlas(), splits()), lengths=st.lists(st.integers(1, 15), min_size=1, max_size=5))
+@given(attention=st.one_of(mlas(), splits(), glas()), lengths=st.lists(st.integers(1, 15), min_size=1, max_size=5))
 def test_excess_of_expanding_is_the_repeated_expansion(attention: Attention, lengths: list[int]) -> None:
     whole = sum(lengths)
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
@@ -241,7 +272,7 @@ def test_a_split_is_refused_or_covers_the_whole(attention: Attention, tp: int, c
     try:
         part = attention.shard(tp)
     except attncalc.AttncalcError:
-        assert attention.query_heads() % tp or isinstance(attention, GQA)
+        assert attention.query_heads() % tp or isinstance(attention, (GQA, GTA, GLA))
         return
     assert part.query_heads() * tp == attention.query_heads()
     form = attention.forms[0]

@@ -29,6 +29,10 @@ VARIANTS = {
     "kda": Entry(f"{_HERE}.kda", "KDA", "delta rule, decay per key channel, constant state"),
     "linear-state": Entry(f"{_HERE}.linear_state", "LinearState", "one s x s state with elementwise decay"),
     "mla-split": Entry(f"{_HERE}.mla_split", "MLASplit", "cached latents for K and V apart, no RoPE key"),
+    "gta": Entry(f"{_HERE}.gta", "GTA", "V is a group's one state, K is it beside a RoPE key"),
+    "gla": Entry(f"{_HERE}.gla", "GLA", "a cached latent for a group of heads, one RoPE key"),
+    "mfa": Entry(f"{_HERE}.mfa", "MFA", "MQA of wide heads, low-rank query"),
+    "tpa": Entry(f"{_HERE}.tpa", "TPA", "cached factors over heads and over widths"),
 }
 
 

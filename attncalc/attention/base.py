@@ -118,12 +118,12 @@ def check_form(spec: Attention, form: str) -> str:
     return form
 
 
-def check_tp(tp: int, heads: int, kv_heads: int | None = None) -> None:
-    """Refuse a split that no engine could run: H % tp == 0, and G % tp == 0 or tp % G == 0."""
+def check_tp(tp: int, heads: int, kv_heads: int | None = None, what: str = "KV heads") -> None:
+    """Refuse a split that no engine could run: H % tp == 0, and G % tp == 0 or tp % G == 0; `what` the G are."""
     if heads % tp:
         raise AttncalcError("--tp", f"must divide the {heads} query heads", got=tp)
     if kv_heads and kv_heads % tp and tp % kv_heads:
-        raise AttncalcError("--tp", f"must divide the {kv_heads} KV heads or be a multiple of them", got=tp)
+        raise AttncalcError("--tp", f"must divide the {kv_heads} {what} or be a multiple of them", got=tp)
 
 
 def require(spec: object, *names: str, minimum: int = 1) -> None:

@@ -194,7 +194,8 @@ class MLA:
         return replace(self, num_heads=self.num_heads // tp)
 
     def with_kv_heads(self, kv_heads: int) -> Attention | None:
-        """An attention of the same heads without a RoPE part: K width P, V width V."""
+        """An attention of the same heads without a RoPE part: K width P (R where P is 0), V width V."""
         from attncalc.attention.gqa import GQA
 
-        return GQA(self.hidden_size, self.num_heads, kv_heads, self.qk_nope_head_dim, self.v_head_dim)
+        width = self.qk_nope_head_dim or self.qk_rope_head_dim
+        return GQA(self.hidden_size, self.num_heads, kv_heads, width, self.v_head_dim)

@@ -287,6 +287,43 @@ def attend_reference(
     return out.view(batch, heads, new_tokens, -1)
 
 
+def attend_beside(
+    path: KernelPath,
+    own: tuple[Tensor, Tensor],
+    shared: tuple[Tensor, Tensor] | None,
+    v: Tensor,
+    reach: Reach,
+    length: int,
+    scale: float,
+) -> Tensor:
+    """Attention whose keys are a part of each group's own beside a part that all groups share.
+
+    `own` is q [B, H, T, n] and K [B, G, S, n], `shared` q [B, H, T, R] and K [B, 1, S, R]; v [B, G, S, e]. For one new
+    token the fast path adds the logits of the two parts and builds no K; otherwise K is put together once.
+    """
+    q, k = own
+    if shared is not None and path == "fast" and q.shape[2] == 1:
+        return _one_beside(own, shared, v, reach, length, scale)
+    if shared is not None:
+        q, k = torch.cat((q, shared[0]), dim=-1), torch.cat((k, shared[1].expand(-1, k.shape[1], -1, -1)), dim=-1)
+    kernel = attend if path == "fast" else attend_reference
+    return kernel(q, k, v, reach, length, scale)
+
+
+def _one_beside(
+    own: tuple[Tensor, Tensor], shared: tuple[Tensor, Tensor], v: Tensor, reach: Reach, length: int, scale: float
+) -> Tensor:
+    (q, k), (q_shared, k_shared) = own, shared
+    (batch, heads, _, _), (groups, keys) = q.shape, k.shape[1:3]
+    logits = (q_shared.reshape(batch, 1, heads, -1) @ k_shared.mT).view(batch, groups, -1, keys)
+    logits = (logits + q.reshape(batch, groups, heads // groups, -1) @ k.mT) * scale
+    mask = attention_mask(reach, 1, keys, length, q.device)
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return (logits.softmax(dim=-1).to(v.dtype) @ v).view(batch, heads, 1, -1)
+
+
 def choose_path(path: KernelPath | None, existing: tuple[KernelPath, ...], why: str) -> KernelPath:
     """The path asked for, or the first that exists.
 

@@ -43,7 +43,7 @@ def compare(
         str | None, typer.Option("--hidden-size", help="D. [default: 7168, or heads x head_dim where these are given]")
     ] = None,
     heads: Annotated[str | None, typer.Option("--heads", help="Query heads H. [default: 128]")] = None,
-    kv_heads: Annotated[str | None, typer.Option("--kv-heads", help="KV heads of gqa. [default: 8]")] = None,
+    kv_heads: Annotated[str | None, typer.Option("--kv-heads", help="KV heads of gqa and gta. [default: 8]")] = None,
     head_dim: Annotated[str | None, typer.Option("--head-dim", help="Width of a head. [default: 128]")] = None,
     v_head_dim: Annotated[
         str | None, typer.Option("--v-head-dim", help="Width of a value. [default: the head's]")

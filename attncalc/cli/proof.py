@@ -1,4 +1,4 @@
-"""Commands that run real layers: measure, verify. The only ones that load torch."""
+"""Commands that run real layers: measure, verify, convert. The only ones that load torch."""
 
 from typing import Annotated
 
@@ -52,4 +52,34 @@ def verify(
     raise typer.Exit(0 if ok else 1)
 
 
-COMMANDS = (measure, verify)
+def convert(
+    source: Annotated[str, typer.Argument(metavar="FROM", show_default=False, help="mha, gqa or mqa.")],
+    target: Annotated[str, typer.Argument(metavar="TO", show_default=False, help="mla.")],
+    like: Annotated[str | None, typer.Option("--like", help="Take the dimensions of this model's attention.")] = None,
+    hidden_size: Annotated[
+        str | None, typer.Option("--hidden-size", help="D. [default: 7168, or heads x head_dim where these are given]")
+    ] = None,
+    heads: Annotated[str | None, typer.Option("--heads", help="Query heads H. [default: 128]")] = None,
+    kv_heads: Annotated[str | None, typer.Option("--kv-heads", help="KV heads of gqa. [default: 8]")] = None,
+    head_dim: Annotated[str | None, typer.Option("--head-dim", help="Width of a head. [default: 128]")] = None,
+    rope: Annotated[
+        bool | None, typer.Option("--rope/--no-rope", help="Rotated keys. [default: as the model, else rotated]")
+    ] = None,
+    context: o.Context = None,
+    seed: Annotated[str, typer.Option("--seed", help="Of the random weights.")] = "0",
+    format: o.Format = None,  # noqa: A002
+    json: o.Json = False,
+    output: o.Output = None,
+) -> None:
+    """The exact MLA of a GQA: latent, cache and FLOPs before and after, proven. Exit status 1 if the proof fails."""
+    from attncalc import proof
+    from attncalc.render import chosen_format, deliver
+
+    wanted = chosen_format(format, json)
+    asked = proof.ConvertOptions(like, hidden_size, heads, kv_heads, head_dim, rope, context, seed)
+    report, ok = proof.convert(source, target, asked)
+    deliver(report, wanted, output)
+    raise typer.Exit(0 if ok else 1)
+
+
+COMMANDS = (measure, verify, convert)

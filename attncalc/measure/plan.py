@@ -14,7 +14,7 @@ from attncalc.ops import Contraction
 from attncalc.reach import Reach
 from attncalc.workload import Workload
 
-VARIANTS = ("mha", "gqa", "mqa", "mla", "mla-split", "kda", "linear-state")
+VARIANTS = ("mha", "gqa", "mqa", "mla", "mla-split", "gta", "gla", "mfa", "tpa", "kda", "linear-state")
 DEVICES = ("cpu", "cuda", "mps", "meta")
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}

@@ -15,9 +15,11 @@ from attncalc.verify.proof import Proof
 CLAIMS: dict[str, Callable[[], Iterator[Proof]]] = {
     "figures": figures.figures,
     "shapes": figures.shapes,
+    "intensity": figures.intensity,
     "absorb": identities.absorb,
     "latent-first": identities.latent_first,
     "merge": identities.merge,
+    "forms": identities.forms,
     "rope": identities.rope,
     "toy": identities.toy,
     "groups": identities.groups,

@@ -5,10 +5,16 @@ from fractions import Fraction
 from math import prod
 
 from attncalc.attention.base import Attention, Step, cached_form
+from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
+from attncalc.attention.gta import GTA
 from attncalc.attention.kda import KDA
 from attncalc.attention.linear_state import LinearState
+from attncalc.attention.mfa import MFA
 from attncalc.attention.mla import MLA
+from attncalc.attention.tpa import TPA
+from attncalc.compare import CORE
+from attncalc.dtypes import Formats
 from attncalc.presets import load
 from attncalc.reach import FULL
 from attncalc.verify.proof import Proof, figure
@@ -77,6 +83,69 @@ def figures() -> Iterator[Proof]:
     state = LinearState(4096, 2048).cache(FULL, "recurrent")
     sizes = {prod((t.heads.size, t.tokens(n), t.width.size)) for t in state for n in (1, 10_000)}
     yield figure("linear state, at any length", one, 2048 * 2048, sizes.pop() if len(sizes) == 1 else -1)
+
+
+def intensity_limit(spec: Attention, form: str) -> Fraction:
+    """FLOPs per byte of the core, one new token, 16-bit cache, as the context grows without bound.
+
+    Both are a constant plus a slope times the context, so the limit is the quotient of the slopes.
+    """
+
+    def totals(context: int) -> tuple[int, int]:
+        ops = spec.ops(Step(Workload(context)), form, cached=cached_form(spec, form)).contractions
+        core_ops = [op for op in ops if op.name in CORE]
+        moved = sum(sum(op.bytes(Formats()).values()) for op in core_ops)
+        return sum(op.flops for op in core_ops), moved
+
+    (flops, moved), (more_flops, more_moved) = totals(1024), totals(2048)
+    return Fraction(more_flops - flops, more_moved - moved)
+
+
+def intensity() -> Iterator[Proof]:
+    """Limits of the arithmetic intensity: as published, without the RoPE slice, and exact."""
+    H, g, d = 128, 16, 128
+    source = "arXiv 2505.21487 table 1"
+    gta, gla = GTA(7168, H, H // g, d, 0), GLA(7168, H, H // g, None, 2 * d, d, 0, d)
+    two = GLA(7168, H, 2, None, 2 * d, d, 0, d)
+    published: tuple[tuple[str, Attention, str, int], ...] = (
+        ("MHA: 1", MHA, "direct", 1),
+        ("MQA: H", MQA, "direct", H),
+        ("GQA: g", GQA(7168, H, H // g, d, d, d), "direct", g),
+        ("GTA: 2 g", gta, "direct", 2 * g),
+        ("MLA: 2 H", MLA(7168, H, None, 4 * d, d, 0, d), "absorbed", 2 * H),
+        ("GLA: 2 g", gla, "absorbed", 2 * g),
+        ("GLA-2: H", two, "absorbed", H),
+    )
+    for text, spec, form, expected in published:
+        found = intensity_limit(spec, form)
+        yield figure(f"without RoPE slices, H = 128, g = 16, {text}", source, expected, found)
+    R, L = 64, 2 * d
+    rope_gta, rope_two = GTA(7168, H, H // g, d, R), GLA(7168, H, 2, None, L, d, R, d)
+    exact: tuple[tuple[str, Attention, str, Fraction], ...] = (
+        ("MLA: H (2 L + R) / (L + R)", V3, "absorbed", Fraction(H * (2 * 512 + R), 512 + R)),
+        ("GLA-2: H (2 L + R) / (2 L + R)", rope_two, "absorbed", Fraction(H * (2 * L + R), 2 * L + R)),
+        ("GTA: 2 H d / (G d + R)", rope_gta, "direct", Fraction(2 * H * d, H // g * d + R)),
+        ("MFA of Step-3: H", MFA(7168, 64, 2048, 256, 256), "direct", Fraction(64)),
+        (
+            "TPA 6/2/2: (r_k r_q (d + H) + r_v H d) / ((r_k + r_v)(d + H))",
+            TPA(7168, H, d, 6, 2, 2, d),
+            "factored",
+            Fraction(12 * (d + H) + 2 * H * d, 4 * (d + H)),
+        ),
+    )
+    for text, spec, form, limit in exact:
+        yield figure(
+            f"exact, H = {spec.query_heads()}, {text} = {limit}",
+            "the specification",
+            limit,
+            intensity_limit(spec, form),
+        )
+    yield figure("MLA of 128 heads, printed 241.8", "the specification", 241.8, round(float(exact[0][3]), 1))
+    for tp in (2, 4):
+        latents = max(1, 2 // tp)
+        on_one = Fraction(H // tp * (2 * L + R), latents * L + R)
+        found = intensity_limit(rope_two.shard(tp), "absorbed")
+        yield figure(f"GLA-2 on one of {tp} GPUs, the RoPE key whole", "the specification", on_one, found)
 
 
 def shapes() -> Iterator[Proof]:

@@ -10,13 +10,18 @@ from torch import Tensor, nn
 
 from attncalc.attention import gqa_torch, kda_torch, mla_split_torch, mla_torch
 from attncalc.attention.base import Attention, cached_form
+from attncalc.attention.convert_torch import mla_of
+from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
+from attncalc.attention.gta import GTA
 from attncalc.attention.kda import KDA
 from attncalc.attention.linear_state import LinearState
+from attncalc.attention.mfa import MFA
 from attncalc.attention.mla import MLA
 from attncalc.attention.mla_split import MLASplit
 from attncalc.attention.rotary import Rotary
 from attncalc.attention.torch_base import Cache
+from attncalc.attention.tpa import TPA
 from attncalc.errors import AttncalcError
 from attncalc.model import Model
 from attncalc.reach import FULL, Reach
@@ -36,6 +41,8 @@ MLAS = {
     "without latent norms": replace(SMALL, latent_norm=False),
 }
 SPLIT = MLASplit(48, 4, 12, 10, 16, 14, bias=True)
+GLA2 = GLA(48, 4, 2, 20, 16, 12, 8, 10)
+TENSOR_PRODUCT = TPA(48, 4, 8, 3, 2, 2, 8)
 KDAS = {
     "HV = H": KDA(40, 2, 2, 8, 8, decay="low_rank", decay_rank=4, gate="low_rank", gate_rank=4, chunk_size=4),
     "HV = 2 H": KDA(40, 2, 4, 8, 6, gate="full", chunk_size=4),
@@ -87,6 +94,36 @@ def merge() -> Iterator[Proof]:
     for text, spec in MLAS.items():
         yield from _forms(text, spec, ("merged",))
     yield from _forms("separate latents with biases", SPLIT, ("merged",))
+
+
+def forms() -> Iterator[Proof]:
+    """The forms of grouped latent and tensor-product attention give the same output, from the same weights."""
+    for text, spec in (
+        ("GLA", GLA2),
+        ("GLA without q-LoRA, no RoPE key", replace(GLA2, q_lora_rank=None, qk_rope_head_dim=0)),
+        ("TPA", TENSOR_PRODUCT),
+        ("TPA with a plain query", replace(TENSOR_PRODUCT, q_rank=None)),
+    ):
+        yield from _same_weights(text, spec)
+    mla = replace(SMALL, latent_norm=False)
+    one = layer_of(replace(GLA2, num_latents=1, latent_norm=False), FULL, "absorbed")
+    state = {name: weight.clone() for name, weight in one.state_dict().items()}
+    down = torch.cat((state.pop("kv_a_proj.weight"), state.pop("k_pe_proj.weight")))
+    other = layer_of(mla, FULL, "absorbed")
+    other.load_state_dict(state | {"kv_a_proj_with_mqa.weight": down})
+    x = inputs(mla)
+    yield same("GLA with one latent is MLA", "arXiv 2505.21487 section 3.3.2", one(x), other(x))
+
+
+def _same_weights(text: str, spec: Attention) -> Iterator[Proof]:
+    """Every form against `expanded`."""
+    expanded, x = layer_of(spec, FULL, "expanded"), inputs(spec)
+    expected = expanded(x)
+    for form in spec.forms:
+        if form != "expanded":
+            layer = layer_of(spec, FULL, form)
+            layer.load_state_dict(expanded.state_dict())
+            yield same(f"{form} = expanded, {text}", spec.source, expected, layer(x))
 
 
 def latent_first() -> Iterator[Proof]:
@@ -166,15 +203,6 @@ def _by_definition(layer: "gqa_torch.Layer", x: Tensor, variant: str) -> Tensor:
     return out.flatten(2) @ weight("o_proj.weight").T
 
 
-class TiledRotary(Rotary):
-    """Frequencies of one head, repeated for every head that lies side by side in a shared RoPE key."""
-
-    def inverse_frequencies(self, width: int, device: torch.device | None = None) -> Tensor:
-        """[width / 2], the frequencies of `original_max_position` values over and over."""
-        head = self.original_max_position
-        return super().inverse_frequencies(head, device).repeat(width // head)
-
-
 def gqa_as_mla() -> Iterator[Proof]:
     """Any GQA is an exact MLA."""
     for heads, kv_heads in ((4, 4), (6, 3), (4, 1)):
@@ -187,49 +215,11 @@ def _as_mla(spec: GQA, text: str) -> Iterator[Proof]:
     source = "arXiv 2502.07864 (TransMLA) section 4; document 002"
     for rotated in (False, True):
         spec = replace(spec, rope_dim=spec.head_dim if rotated else 0)
-        plain = Rotary(interleaved=True)
-        layer = cast("gqa_torch.Layer", layer_of(spec, FULL, "direct", path="reference", rotary=plain))
+        layer = cast("gqa_torch.Layer", layer_of(spec, FULL, "direct", path="reference"))
         made = mla_of(layer)
         x = inputs(spec)
         label = "RoPE" if rotated else "NoPE"
         yield same(f"GQA as MLA, {label}, {text}", source, layer(x), made(x))
-
-
-def mla_of(layer: "gqa_torch.Layer") -> "mla_torch.Layer":
-    """The MLA with the same output as a GQA layer without biases, norms, gate or sinks.
-
-    NoPE: the latent is [K; V] of all groups, 2*G*d values, and the up-projections of head i pick block j = i // (H/G).
-    RoPE: the latent is V, the RoPE key holds the G rotated keys side by side, its frequencies tiled for each block,
-    and the query of head i is zero outside block j.
-    """
-    spec = layer.spec
-    H, G, d, e = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim
-    w_q, w_k, w_v, w_o = (layer.get_parameter(f"{n}_proj.weight") for n in "qkvo")
-    rotated = spec.rope_dim > 0
-    if rotated:
-        made_spec = MLA(spec.hidden_size, H, None, G * e, 0, G * d, e, latent_norm=False)
-        rotary: Rotary = TiledRotary(interleaved=True, original_max_position=d)
-        down = torch.cat((w_v, w_k))
-    else:
-        made_spec = MLA(spec.hidden_size, H, None, G * (d + e), d, 0, e, rotated=False, latent_norm=False)
-        rotary, down = Rotary(), torch.cat((w_k, w_v))
-    made = mla_torch.Layer(
-        made_spec, form="absorbed", rotary=rotary, softmax_scale=layer.softmax_scale, dtype=w_q.dtype
-    )
-    up = torch.zeros(H, made_spec.qk_nope_head_dim + e, made_spec.kv_lora_rank, dtype=w_q.dtype)
-    q = torch.zeros(H, made_spec.qk_nope_head_dim + made_spec.qk_rope_head_dim, spec.hidden_size, dtype=w_q.dtype)
-    for i in range(H):
-        j = i // (H // G)
-        if rotated:
-            q[i, j * d : (j + 1) * d] = w_q.view(H, d, -1)[i]
-            up[i, :, j * e : (j + 1) * e] = torch.eye(e)
-        else:
-            q[i] = w_q.view(H, d, -1)[i]
-            up[i, :d, j * d : (j + 1) * d] = torch.eye(d)
-            up[i, d:, G * d + j * e : G * d + (j + 1) * e] = torch.eye(e)
-    state = {"q_proj.weight": q.flatten(0, 1), "kv_a_proj_with_mqa.weight": down}
-    made.load_state_dict(state | {"kv_b_proj.weight": up.flatten(0, 1), "o_proj.weight": w_o})
-    return made
 
 
 def gva() -> Iterator[Proof]:
@@ -283,6 +273,11 @@ def decode() -> Iterator[Proof]:
         "mla": (SMALL, FULL),
         "mla, gate": (replace(SMALL, gate="full"), FULL),
         "mla-split": (SPLIT, FULL),
+        "gta": (GTA(32, 4, 2, 8, 4), FULL),
+        "gta, window 5": (GTA(32, 4, 2, 8, 4), Reach("window", 5)),
+        "gla": (GLA2, FULL),
+        "mfa": (MFA(32, 4, 20, 12, 12), FULL),
+        "tpa": (TENSOR_PRODUCT, FULL),
         "kda": (KDAS["HV = 2 H"], FULL),
         "linear-state": (LinearState(24, 10), FULL),
     }
@@ -384,6 +379,8 @@ def _claims_of(spec: Attention, reach: Reach, text: str) -> dict[str, Callable[[
     if isinstance(spec, (MLA, MLASplit)):
         claims["absorb"] = lambda: _forms(text, spec, ("absorbed", "decompressed"))
         claims["merge"] = lambda: _forms(text, spec, ("merged",))
+    elif isinstance(spec, (GLA, TPA)):
+        claims["forms"] = lambda: _same_weights(text, spec)
     elif isinstance(spec, KDA):
         claims["kda"] = lambda: _chunked(spec, text)
     elif isinstance(spec, GQA) and spec == GQA(
