@@ -3,7 +3,7 @@
 c_c = RMSNorm(x W_DKV,c) for latent c, k_pe = RoPE(x W_KR); head i of latent c = i // (H / h_c):
 q_i = [q_nope; RoPE(q_pe)], k_i = [c_c W_UK,i; k_pe], v_i = c_c W_UV,i, scores scaled by (P + R)^-1/2. With h_c = 1 it
 is MLA; unlike MLA's, its cache can be split, h_c / tp latents on each GPU. Cached elements per token: h_c*L + R.
-Source: arXiv 2505.21487 section 3.3.2 (GLA-2: two latents of 2d, R = d/2). The published code norms a latent after it
+Source: arXiv 2505.21487 (GLA-2: two latents of 2d, R = d/2). The published code norms a latent after it
 reads the cache; here it is normed before it is stored, which gives the same output.
 """
 
@@ -52,7 +52,7 @@ class GLA:
     latent_norm: bool = True
 
     forms: ClassVar[tuple[str, ...]] = ("absorbed", "expanded", "decompressed")
-    source: ClassVar[str] = "arXiv 2505.21487 section 3.3.2"
+    source: ClassVar[str] = "arXiv 2505.21487"
 
     def __post_init__(self) -> None:
         require(self, "hidden_size", "num_heads", "num_latents", "kv_lora_rank", "v_head_dim")

@@ -21,7 +21,7 @@ from attncalc.reach import FULL, Reach
 
 
 class Layer(nn.Module):
-    """GLA (arXiv 2505.21487 section 3.3.2); all forms have the same parameters.
+    """GLA (arXiv 2505.21487); all forms have the same parameters.
 
     Parameters are `spec.weights(form)`. The cache is c_kv [B, h_c, S, L] and k_pe [B, 1, S, R]; where `cached` is
     decompressed, K [B, H, S, P + R] and V [B, H, S, V]. `softmax_scale` None is (P + R)^-1/2 in every form.

@@ -2,7 +2,7 @@
 
 State kv_g = x W_KV,g of d values; v_g = kv_g, k_g = [first d - R values of kv_g; k_pe], where the RoPE key
 k_pe = RoPE(x W_KR) of R values is shared by all groups; query head i reads group i // (H / G), scores scaled by d^-1/2.
-Cached elements per token: G*d + R, about half of a GQA's. Source: arXiv 2505.21487 section 3.3.1 (R = d/2).
+Cached elements per token: G*d + R, about half of a GQA's. Source: arXiv 2505.21487 (R = d/2).
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class GTA:
     rope_dim: int
 
     forms: ClassVar[tuple[str, ...]] = ("direct",)
-    source: ClassVar[str] = "arXiv 2505.21487 section 3.3.1"
+    source: ClassVar[str] = "arXiv 2505.21487"
 
     def __post_init__(self) -> None:
         require(self, "hidden_size", "num_heads", "num_kv_heads", "head_dim")

@@ -19,7 +19,7 @@ from attncalc.reach import FULL, Reach
 
 
 class Layer(nn.Module):
-    """Causal attention of H query heads on G tied states and one RoPE key (arXiv 2505.21487 section 3.3.1).
+    """Causal attention of H query heads on G tied states and one RoPE key (arXiv 2505.21487).
 
     Parameters are `spec.weights(form)`, the cache is kv [B, G, S, d] and k_pe [B, 1, S, R] (rotated, never repeated).
     `softmax_scale` None is d^-1/2. `eps` is there for the signature that all layers share.

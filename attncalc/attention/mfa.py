@@ -1,7 +1,7 @@
 """Multi-matrix factorisation attention: MQA with many wide heads, whose query is made through a low rank.
 
 q = RMSNorm(x W_S) W_Q of H heads of d, k = x W_K and v = x W_V of one head of d; RoPE on q and k, scores scaled by
-d^-1/2. Cached elements per token: 2*d. Sources: arXiv 2412.19255 section 3 (the matrix S that all heads share is the
+d^-1/2. Cached elements per token: 2*d. Sources: arXiv 2412.19255 (the matrix S that all heads share is the
 first factor of the query); Step-3 (arXiv 2507.19427): D 7168, 64 heads of 256, rank 2048, RMSNorm between the factors.
 """
 
@@ -29,7 +29,7 @@ class MFA:
     q_norm: bool = True
 
     forms: ClassVar[tuple[str, ...]] = ("direct",)
-    source: ClassVar[str] = "arXiv 2412.19255 section 3; arXiv 2507.19427"
+    source: ClassVar[str] = "arXiv 2412.19255; arXiv 2507.19427"
 
     def __post_init__(self) -> None:
         require(self, "hidden_size", "num_heads", "q_lora_rank", "head_dim")

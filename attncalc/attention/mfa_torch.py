@@ -21,7 +21,7 @@ from attncalc.reach import FULL, Reach
 
 
 class Layer(nn.Module):
-    """Causal attention of H wide query heads on one KV head (arXiv 2412.19255 section 3).
+    """Causal attention of H wide query heads on one KV head (arXiv 2412.19255).
 
     Parameters are `spec.weights(form)`, the cache is K [B, 1, S, d] (rotated) and V [B, 1, S, d]. `softmax_scale` None
     is d^-1/2.

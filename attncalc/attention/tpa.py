@@ -2,10 +2,10 @@
 
 For a token, k of all heads [H, d] = 1/r_k sum_r A_k[r] (x) B_k[r] with A_k [r_k, H] and B_k [r_k, d], both linear in
 x; v alike, and q alike or (`q_rank` None) a plain projection. RoPE turns B_q and B_k, which turns q and k. Cached are
-the factors: (r_k + r_v) * (H + d) elements per token. Source: arXiv 2501.06425 sections 3.1 to 3.3.
+the factors: (r_k + r_v) * (H + d) elements per token. Source: arXiv 2501.06425.
 
 * factored: K and V are never built. Scores are A_q (B_q B_k), weighted by A_k; values are weighted by A_v and then
-  meet B_v (FlashTPA, appendix A of the same paper).
+  meet B_v (FlashTPA).
 * expanded: K and V of all keys are built from the factors in each step.
 """
 
@@ -34,7 +34,7 @@ class TPA:
     rope_dim: int
 
     forms: ClassVar[tuple[str, ...]] = ("factored", "expanded")
-    source: ClassVar[str] = "arXiv 2501.06425 section 3"
+    source: ClassVar[str] = "arXiv 2501.06425"
 
     def __post_init__(self) -> None:
         require(self, "hidden_size", "num_heads", "head_dim", "k_rank", "v_rank")

@@ -25,7 +25,7 @@ QUERIES = 64
 
 
 class Layer(nn.Module):
-    """TPA (arXiv 2501.06425 section 3); both forms have the same parameters and the same cache.
+    """TPA (arXiv 2501.06425); both forms have the same parameters and the same cache.
 
     Parameters are `spec.weights(form)`, the cache is a_k [B, r_k, S, H], b_k [B, r_k, S, d] (rotated), a_v and b_v.
     `softmax_scale` None is d^-1/2; the ranks are apart. The fast path is SDPA where K and V are built, and else the
