@@ -187,8 +187,9 @@ def _convention_notes(report: Report) -> tuple[str, ...]:
         return (kept,)
     pairs = "exact attended pairs" if c["count"] == "causal" else "every new token with every key present"
     apart = "softmax, norms, rotation and gates apart"
+    chip = "scores on chip, where the value product finds what score has read"
     notes = (
-        f"2 FLOPs per multiply-add, {pairs}; {apart}; scores on chip, where the value product finds what score has read",
+        f"2 FLOPs per multiply-add, {pairs}; {apart}; {chip}",
         f"weights {c['weight_dtype']}, activations {c['activation_dtype']}, {kept}",
     )
     if report.command != "flops":
