@@ -64,9 +64,9 @@ class Weight(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """`weight` for a matrix that a product reads; `vector` for norms, biases, sinks and convolution taps."""
+        """`weight` for a matrix that a product reads; `vector` for norms, biases, decays, sinks and taps."""
         matrix = len(self.sizes) > 1 and "norm" not in self.name and "conv1d" not in self.name
-        return "weight" if matrix and not self.name.endswith("bias") else "vector"
+        return "weight" if matrix and self.name.endswith("weight") else "vector"
 
     @property
     def formula(self) -> str:

@@ -11,9 +11,12 @@ from attncalc.attention.gqa import GQA
 from attncalc.attention.gta import GTA
 from attncalc.attention.kda import KDA
 from attncalc.attention.linear_state import LinearState
+from attncalc.attention.mamba import Mamba
+from attncalc.attention.mamba2 import Mamba2
 from attncalc.attention.mfa import MFA
 from attncalc.attention.mla import MLA
 from attncalc.attention.mla_split import MLASplit
+from attncalc.attention.rwkv7 import RWKV7
 from attncalc.attention.tpa import TPA
 from attncalc.cache import CacheTensor, total_bytes
 from attncalc.device import Device
@@ -52,6 +55,27 @@ def _rope_half(head_dim: int) -> int:
     return head_dim // 2
 
 
+MAMBA2_HEAD, MAMBA2_GROUPS = 64, 8
+
+
+def _mamba2_heads(hidden_size: int) -> int:
+    """Heads of width 64 in an inner width of 2D."""
+    step = MAMBA2_HEAD * MAMBA2_GROUPS // 2
+    if hidden_size % step:
+        rule = f"must be a multiple of {step} for Mamba-2's {MAMBA2_GROUPS} groups of heads of width {MAMBA2_HEAD}"
+        raise AttncalcError("hidden_size", rule, got=hidden_size)
+    return 2 * hidden_size // MAMBA2_HEAD
+
+
+def _rwkv7(hidden_size: int, heads: int, head_k_dim: int, head_v_dim: int) -> RWKV7:
+    """Ranks as flash-linear-attention chooses them: 1.8, 1.8 and 1.3 * sqrt(D), 0.6 * D^0.8, to multiples of 32."""
+    decay, values, gate = (
+        max(32, round(size / 32) * 32)
+        for size in (1.8 * hidden_size**0.5, 1.3 * hidden_size**0.5, 0.6 * hidden_size**0.8)
+    )
+    return RWKV7(hidden_size, heads, head_k_dim, head_v_dim, decay, decay, values, gate)
+
+
 # The products between a query and what is cached; projections are the rest.
 CORE = ("score", "value", "state_update", "chunk_kk", "chunk_qk", "chunk_w", "chunk_u", "chunk_value")
 
@@ -82,6 +106,9 @@ BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
         gate_rank=d.head_dim,
     ),
     "linear-state": lambda d: LinearState(d.hidden_size, _half(d.hidden_size, "--hidden-size"), bias=False),
+    "mamba2": lambda d: Mamba2(d.hidden_size, _mamba2_heads(d.hidden_size), MAMBA2_HEAD, MAMBA2_GROUPS, state_size=128),
+    "mamba": lambda d: Mamba(d.hidden_size, 2 * d.hidden_size, state_size=16, dt_rank=-(-d.hidden_size // 16)),
+    "rwkv7": lambda d: _rwkv7(d.hidden_size, d.heads, d.head_dim, d.v_head_dim),
     "mla-split": lambda d: MLASplit(
         d.hidden_size, d.heads, d.head_dim, d.v_head_dim, _half(d.kv_lora_rank), _half(d.kv_lora_rank)
     ),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attncalc.attention.base import check_form
+from attncalc.attention.conv_torch import convolve
 from attncalc.attention.kda import KDA
 from attncalc.attention.torch_base import Cache, KernelPath, choose_path, initialise, linear, make_parameters, operation
 from attncalc.reach import FULL, Reach
@@ -191,18 +192,9 @@ class Layer(nn.Module):
 
     def _convolution(self, mixed: Tensor, cache: Cache | None) -> Tensor:
         """SiLU of the causal depthwise convolution of q, k and v [B, T, channels] over the last W tokens."""
-        W = self.spec.conv_kernel
-        if not W:
+        if not self.spec.conv_kernel:
             return mixed
-        past = cache.buffers.get("conv_state") if cache is not None else None
-        seen = functional.pad(mixed, (0, 0, W - 1, 0)) if past is None else torch.cat((past[:, 0], mixed), dim=1)
-        if cache is not None and W > 1:
-            # A slice would keep the whole input alive.
-            cache.buffers["conv_state"] = seen[:, None, seen.shape[1] - (W - 1) :].clone()
-        taps = torch.cat([self.get_parameter(f"{n}_conv1d.weight") for n in "qkv"])
-        with operation("conv"):
-            out = functional.conv1d(seen.mT, taps, groups=taps.shape[0])
-        return functional.silu(out.mT)
+        return convolve(mixed, torch.cat([self.get_parameter(f"{n}_conv1d.weight") for n in "qkv"]), cache)
 
     def _decay(self, x: Tensor) -> Tensor:
         """Log-decay g [B, T, HV * K], in float32 at least."""

@@ -69,7 +69,7 @@ class Transformers:
         if self._broadcasts(model, group):
             attention = attention.with_kv_heads(attention.query_heads()) or attention
         layout = attention.cache(_one_less(self.attended(model, group)), form)
-        return tuple(t._replace(rows=t.rows + 1) if t.kind == "conv" else t for t in layout)
+        return tuple(t._replace(rows=t.rows + 1) if t.name == "conv_state" else t for t in layout)
 
     def stored(self, model: Model, group: LayerGroup, ops: Ops) -> Ops:
         """Broadcast K and V are written and read for every query head."""
@@ -86,7 +86,7 @@ class Transformers:
         if group.reach.kind == "window":
             return "a sliding layer keeps window - 1 tokens, without the current one"
         layout = group.attention.cache(group.reach, group.attention.forms[0]) if group.attention else ()
-        if any(t.kind == "conv" for t in layout):
+        if any(t.name == "conv_state" for t in layout):
             return "a convolution state keeps as many columns as its kernel, one more than it needs"
         if group.reach.kind == "chunk":
             return "a chunked layer is kept as a sliding one: chunk - 1 tokens"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from attncalc.attention.base import Attention, HeadShape, Step, cached_form
 from attncalc.cache import Tensor, total_bytes
-from attncalc.compare import Dimensions, Layer, dimensions_like, layers_of, layers_of_groups
+from attncalc.compare import Dimensions, Layer, dimensions_like, known_variants, layers_of, layers_of_groups
 from attncalc.dtypes import Formats
 from attncalc.errors import AttncalcError, shown
 from attncalc.model import Model
@@ -14,7 +14,7 @@ from attncalc.ops import Contraction
 from attncalc.reach import Reach
 from attncalc.workload import Workload
 
-VARIANTS = ("mha", "gqa", "mqa", "mla", "mla-split", "gta", "gla", "mfa", "tpa", "kda", "linear-state")
+VARIANTS = known_variants()
 DEVICES = ("cpu", "cuda", "mps", "meta")
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}

@@ -16,10 +16,13 @@ from attncalc.attention.gqa import GQA
 from attncalc.attention.gta import GTA
 from attncalc.attention.kda import KDA
 from attncalc.attention.linear_state import LinearState
+from attncalc.attention.mamba import Mamba
+from attncalc.attention.mamba2 import Mamba2
 from attncalc.attention.mfa import MFA
 from attncalc.attention.mla import MLA
 from attncalc.attention.mla_split import MLASplit
 from attncalc.attention.rotary import Rotary
+from attncalc.attention.rwkv7 import RWKV7
 from attncalc.attention.torch_base import Cache
 from attncalc.attention.tpa import TPA
 from attncalc.errors import AttncalcError
@@ -280,6 +283,9 @@ def decode() -> Iterator[Proof]:
         "tpa": (TENSOR_PRODUCT, FULL),
         "kda": (KDAS["HV = 2 H"], FULL),
         "linear-state": (LinearState(24, 10), FULL),
+        "mamba2": (Mamba2(24, 6, 4, 2, 5, chunk_size=4), FULL),
+        "mamba": (Mamba(24, 20, 5, 3, norms=True), FULL),
+        "rwkv7": (RWKV7(24, 3, 6, 4, 5, 4, 3, 6), FULL),
     }
     for text, (spec, reach) in specs.items():
         for form in spec.forms:

@@ -1,0 +1,92 @@
+"""Mamba in torch, token by token (arXiv 2312.00752).
+
+Shapes: B batch, T new tokens, D hidden size, I inner width, N state width, R rank of dt.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attncalc.attention.base import check_form
+from attncalc.attention.conv_torch import convolve
+from attncalc.attention.mamba import Mamba
+from attncalc.attention.torch_base import (
+    Cache,
+    KernelPath,
+    bias_of,
+    choose_path,
+    initialise,
+    linear,
+    make_parameters,
+    operation,
+    rms_norm,
+)
+from attncalc.reach import FULL, Reach
+
+
+class Layer(nn.Module):
+    """One layer of `spec`, token by token; all that came before stands in the cache.
+
+    Parameters are `spec.weights(form)`. The cache is `conv_state` [B, 1, W - 1, I] in the dtype of x and
+    `recurrent_state` [B, 1, I, N] in float32 (float64 where x is).
+    """
+
+    def __init__(
+        self,
+        spec: Mamba,
+        reach: Reach = FULL,
+        form: str = "recurrent",
+        *,
+        cached: str | None = None,
+        path: KernelPath | None = None,
+        eps: float = 1e-6,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec, self.reach, self.form, self.cached = spec, reach, check_form(spec, form), cached or form
+        if reach != FULL:
+            raise ValueError(f"a state holds all that came before: reach {reach.text} does not apply")
+        self.path = choose_path(path, self.paths(spec), "this layer has no other")
+        self.eps = eps
+        make_parameters(self, spec.weights(form), device=device, dtype=dtype)
+        initialise(self)
+
+    @classmethod
+    def paths(cls, spec: Mamba) -> tuple[KernelPath, ...]:  # noqa: ARG003
+        """The ways to compute it."""
+        return ("reference",)
+
+    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        """[B, T, D] -> [B, T, D]; the new tokens continue what `cache` has seen."""
+        spec = self.spec
+        batch, new_tokens, _ = x.shape
+        N = spec.state_size
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        values, gate = linear(self, "in_proj", x).chunk(2, dim=-1)
+        conv = self.get_submodule("conv1d")
+        values = convolve(values, conv.get_parameter("weight"), cache, bias_of(conv))
+        dt, b, c = torch.split(linear(self, "x_proj", values), [spec.dt_rank, N, N], dim=-1)
+        if spec.norms:
+            dt, b, c = (
+                rms_norm(part, self.get_parameter(f"{name}_layernorm.weight"), self.eps)
+                for name, part in (("dt", dt), ("b", b), ("c", c))
+            )
+        dt = functional.softplus(linear(self, "dt_proj", dt).to(wide))
+        values, b, c = values.to(wide), b.to(wide), c.to(wide)
+        rate = -self.get_parameter("A_log").to(wide).exp()
+        kept = cache.buffers.get("recurrent_state") if cache is not None else None
+        state = torch.zeros(batch, spec.inner_size, N, dtype=wide, device=x.device) if kept is None else kept[:, 0]
+        out = []
+        for t in range(new_tokens):
+            now = slice(t, t + 1)
+            decay, written = (dt[:, t, :, None] * rate).exp(), (dt[:, now] * values[:, now]).mT
+            with operation("state_update"):
+                state = decay * state + written @ b[:, now]
+            with operation("state_update"):
+                out.append((state @ c[:, now].mT).mT)
+        if cache is not None:
+            cache.buffers["recurrent_state"] = state[:, None]
+            cache.advance(new_tokens)
+        y = torch.cat(out, dim=1) + self.get_parameter("D").to(wide) * values
+        return linear(self, "out_proj", (y * functional.silu(gate.to(wide))).to(x.dtype))
