@@ -15,7 +15,7 @@ from attncalc.attention import variant_class
 from attncalc.attention.base import Attention
 from attncalc.dtypes import check_kv_format
 from attncalc.errors import AttncalcError, shown, suggestion
-from attncalc.ffn import FFN, Dense, MoE
+from attncalc.ffn import FFN, Dense, LatentMoE, MoE
 from attncalc.model import MTP, ExtraWeight, LayerGroup, Model, Norm
 from attncalc.reach import FULL, Reach
 from attncalc.units import MAX_COUNT
@@ -210,11 +210,11 @@ def read_attention(node: Fields, hidden_size: int, *, own_kv: bool) -> Attention
 
 
 def read_ffn(node: Fields, hidden_size: int) -> FFN:
-    """`kind: dense` or `kind: moe` with their dimensions."""
-    kind = node.get("kind", Literal["dense", "moe"])
+    """`kind: dense`, `moe` or `latent_moe` with their dimensions."""
+    kind = node.get("kind", Literal["dense", "moe", "latent_moe"])
     if kind == "dense":
         return read_spec(Dense, node, hidden_size=hidden_size)
-    return read_spec(MoE, node, hidden_size=hidden_size)
+    return read_spec(LatentMoE if kind == "latent_moe" else MoE, node, hidden_size=hidden_size)
 
 
 def read_groups(

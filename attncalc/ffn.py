@@ -5,7 +5,7 @@ Sources: Shazeer 2020 (arXiv 2002.05202); DeepSeekMoE (arXiv 2401.06066) for sha
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from attncalc.attention.base import require
 from attncalc.axes import Axes, Dim, Weight
@@ -111,6 +111,8 @@ class MoE:
     router_correction: Literal["none", "buffer", "parameter"] = "none"
     shared_gate: bool = False
 
+    expert_axis: ClassVar[str] = "D"
+
     def __post_init__(self) -> None:
         require(self, "hidden_size", "num_experts", "top_k", "moe_intermediate_size")
         require(self, "shared_intermediate_size", minimum=0)
@@ -143,15 +145,15 @@ class MoE:
         if self.router_correction != "none":
             buffer = self.router_correction == "buffer"
             out.append(Weight("router.correction_bias", "E", self._axes, buffer))
-        up = "gate_up_proj" if self.gated else "up_proj"
+        up, width = "gate_up_proj" if self.gated else "up_proj", self.expert_axis
         out += [
-            Weight(f"experts.{up}.weight", "E (G I) D", axes),
-            Weight("experts.down_proj.weight", "E D I", axes),
+            Weight(f"experts.{up}.weight", f"E (G I) {width}", axes),
+            Weight("experts.down_proj.weight", f"E {width} I", axes),
         ]
         if self.bias:
             out += [
                 Weight(f"experts.{up}.bias", "E (G I)", axes),
-                Weight("experts.down_proj.bias", "E D", axes),
+                Weight("experts.down_proj.bias", f"E {width}", axes),
             ]
         if self._shared:
             out += [w._replace(name=f"shared.{w.name}") for w in self._shared.weights()]
@@ -178,22 +180,22 @@ class MoE:
         routed = workload.batch * workload.new_tokens * self.top_k
         axes["x"] = Dim(routed, "batch * new_tokens * top_k")
         axes["a"] = Dim(self.reached(workload), "min(num_experts, batch * new_tokens * top_k)")
-        x = activation("x", "b t D")
+        x, width = activation("x", "b t D"), self.expert_axis
         products: list[Contraction] = [
             product("router", x, weight("router", "E D"), activation("router_logits", "b t E"), axes)
         ]
-        rows, mid = activation("x", "x D"), activation("expert_mid", "x I")
+        rows, mid = activation("x", f"x {width}"), activation("expert_mid", "x I")
         names = ("expert_gate_proj", "expert_up_proj") if self.gated else ("expert_up_proj",)
         for name in names:
-            held = Term("I D", (Part(name, "a I D", "weight", "weight"),))
+            held = Term(f"I {width}", (Part(name, f"a I {width}", "weight", "weight"),))
             products.append(product(name, rows, held, activation(name, "x I"), axes))
-        held = Term("D I", (Part("expert_down_proj", "a D I", "weight", "weight"),))
-        products.append(product("expert_down_proj", mid, held, activation("expert_y", "x D"), axes))
+        held = Term(f"{width} I", (Part("expert_down_proj", f"a {width} I", "weight", "weight"),))
+        products.append(product("expert_down_proj", mid, held, activation("expert_y", f"x {width}"), axes))
         act = GATED_ACTIVATION if self.gated else ACTIVATION
         rowwise = [
             Rowwise("router_scores", "b t E", 1, axes),
             Rowwise("expert_activation", "x I", act, axes),
-            Rowwise("expert_combine", "x D", 2, axes),
+            Rowwise("expert_combine", f"x {width}", 2, axes),
         ]
         if self.router_bias:
             rowwise.append(Rowwise("router_bias", "b t E", BIAS, axes))
@@ -201,7 +203,7 @@ class MoE:
             rowwise.append(Rowwise("router_correction", "b t E", BIAS, axes))
         if self.bias:
             rowwise += [Rowwise(f"{name}_bias", "x I", BIAS, axes) for name in names]
-            rowwise.append(Rowwise("expert_down_proj_bias", "x D", BIAS, axes))
+            rowwise.append(Rowwise("expert_down_proj_bias", f"x {width}", BIAS, axes))
         if self._shared:
             shared = self._shared.ops(workload)
             products += [op._replace(name=op.name.replace("ffn_", "shared_")) for op in shared.contractions]
@@ -225,6 +227,39 @@ class MoE:
         """Parameters of the experts that a token does not use: (E - top_k) * one expert."""
         experts = sum(w.elements for w in self.weights() if w.name.startswith("experts."))
         return experts // self.num_experts * (self.num_experts - self.top_k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentMoE(MoE):
+    """Experts that read and write a latent of width `latent_size`, which two projections share (Nemotron 3).
+
+    Router and shared experts read the hidden state. Source: transformers 5.24 `models/nemotron_h`.
+    """
+
+    latent_size: int
+
+    expert_axis: ClassVar[str] = "L"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "latent_size")
+
+    @property
+    def _axes(self) -> dict[str, Dim]:
+        return super()._axes | {"L": Dim(self.latent_size, "latent_size")}
+
+    def _weights(self, axes: Axes) -> tuple[Weight, ...]:
+        down = Weight("fc1_latent_proj.weight", "L D", self._axes)
+        return (*super()._weights(axes), down, Weight("fc2_latent_proj.weight", "D L", self._axes))
+
+    def ops(self, workload: Workload) -> Ops:
+        """As of MoE, the experts over the latent, and 2 * 2 * B * T * D * L for the two projections."""
+        made, axes = super().ops(workload), self._axes | _tokens(workload)
+        x, latent = activation("x", "b t D"), activation("latent", "b t L")
+        router, *rest = made.contractions
+        down = product("latent_down_proj", x, weight("fc1_latent_proj", "L D"), latent, axes)
+        up = product("latent_up_proj", latent, weight("fc2_latent_proj", "D L"), activation("y", "b t D"), axes)
+        return Ops((router, down, *rest, up), made.rowwise)
 
 
 FFN = Dense | MoE

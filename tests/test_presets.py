@@ -14,7 +14,7 @@ import pytest
 
 from attncalc import presets
 from attncalc.model import Model
-from attncalc.workload import Conventions
+from attncalc.workload import Conventions, Workload
 
 IDS = presets.ids("models")
 SEEDS = [i for i in IDS if i.startswith("seed-")]
@@ -113,6 +113,8 @@ PUBLISHED = [
     ("internlm2-7b", 7, 0.75, "name", "rounded down"),
     ("baichuan2-7b", 7, 0.75, "name", "rounded down"),
     ("chatglm3-6b", 6, 0.5, "name", "rounded"),
+    ("jamba-1.5-large", 398, 0.6, "model card of ai21labs/AI21-Jamba-1.5-Large", "rounded"),
+    ("nemotron-3-super-120b-a12b-nvfp4", 120, 0.7, "name", "cut"),
 ]
 
 
@@ -159,6 +161,8 @@ ACTIVE = [
     ("mixtral-8x7b", 12.9, 0.05, True, "announcement: 12.9B"),
     ("llama-4-scout", 17, 0.5, True, "name: 17B"),
     ("mimo-v2-flash", 15, 0.5, True, "model card: 15B"),
+    ("jamba-v0.1", 12, 0.2, True, "arXiv 2403.19887, abstract: 12B"),
+    ("jamba-1.5-large", 94, 0.5, True, "arXiv 2408.12570, abstract: 94B"),
     ("gpt-oss-20b", 3.61, 0.005, False, "model card, arXiv 2508.10925: embedding not counted, head counted"),
     ("gpt-oss-120b", 5.13, 0.005, False, "model card, arXiv 2508.10925: embedding not counted, head counted"),
 ]
@@ -171,6 +175,32 @@ def test_active_parameters_match_the_published_number(
     model = presets.load(preset)
     active = model.active_parameters() - (0 if embedding else model.hidden_size * (model.vocab_size or 0))
     assert abs(active / 1e9 - billions) <= rounding, where
+
+
+def test_cache_of_nemotron_h_56b() -> None:
+    """131,072 tokens: 10 attention layers of 8 heads x 128; 54 Mamba-2 layers of 256 x 64 x 256 and 3 x 20,480."""
+    kept = presets.load("nemotron-h-56b").cache(131_072)
+    grows, fixed = 10 * 2 * 8 * 128 * 2 * 131_072, 54 * (256 * 64 * 256 * 4 + 3 * 20_480 * 2)
+    assert (grows, fixed) == (5_368_709_120, 912_605_184)
+    assert (kept.bytes_total, kept.bytes_fixed) == (grows + fixed, fixed)
+
+
+def test_experts_over_a_latent() -> None:
+    """Nemotron 3 Ultra: 512 experts of two matrices 2048 x 5120, of which a token uses 22, and two projections."""
+    model = presets.load("nemotron-3-ultra-550b-a55b")
+    (group,) = (g for g in model.groups if g.ffn)
+    assert group.ffn is not None
+    parts = {w.name: w.elements for w in group.ffn.weights()}
+    assert parts["experts.up_proj.weight"] == parts["experts.down_proj.weight"] == 512 * 2048 * 5120
+    assert parts["fc1_latent_proj.weight"] == parts["fc2_latent_proj.weight"] == 8192 * 2048
+    assert model.parameters() - model.active_parameters() == 48 * (512 - 22) * 2 * 2048 * 5120
+    flops = {op.name: op.flops for op in group.ffn.ops(Workload(10, 3)).contractions}
+    assert flops["latent_down_proj"] == flops["latent_up_proj"] == 2 * 3 * 8192 * 2048
+    assert flops["expert_up_proj"] == flops["expert_down_proj"] == 2 * 3 * 22 * 2048 * 5120
+    assert flops["shared_up_proj"] == 2 * 3 * 8192 * 10_240
+    # Transformers runs these too: its traced layer costs 411,041,792 for one token without experts.
+    one = {op.name: op.flops for op in group.ffn.ops(Workload(10, 1)).contractions}
+    assert sum(n for name, n in one.items() if not name.startswith("expert")) == 411_041_792
 
 
 def test_active_parameters_of_deepseek_v3() -> None:
