@@ -151,14 +151,19 @@ def _replicated(
     formats: Formats,
 ) -> tuple[str, ...]:
     """What a split does not divide by `tp`, in words."""
-    copies: dict[str, int] = {}
+    found: dict[str, str] = {}
     for group in groups:
         whole = _layer(model, profile, group, workload, form, 1, formats).tensors
         part = _layer(model, profile, group, workload, form, tp, formats).tensors
         for all_heads, one in zip(whole, part, strict=True):
             if one.bytes * tp > all_heads.bytes:
-                copies[one.name] = tp * one.bytes // all_heads.bytes
-    return tuple(f"{name} is held {n} times over by the {tp} GPUs" for name, n in copies.items())
+                times, rest = divmod(tp * one.bytes, all_heads.bytes)
+                found[one.name] = f"{one.name} is held {times} times over by the {tp} GPUs"
+                if rest:  # in parts: a convolution state of split heads and repeated groups
+                    found[one.name] = (
+                        f"{one.name} takes {tp * one.bytes:,} B on {tp} GPUs, {all_heads.bytes:,} B on one"
+                    )
+    return tuple(found.values())
 
 
 def model_formats(model: Model) -> Formats:

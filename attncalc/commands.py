@@ -176,19 +176,19 @@ def _check_used(variants: list[str], like: str | None, sizes: Mapping[str, str |
 
 
 def _dimensions(like: str | None, sizes: Mapping[str, str | None], names: list[str]) -> tuple[Any, list[str]]:
-    from attncalc.compare import Dimensions, dimensions_like
+    from attncalc.compare import Dimensions, dimensions_like, shown_attention
 
     notes: list[str] = []
     base = Dimensions()
     if like is not None:
         model = find_models([like], [])[0].model
-        attention = next((g.attention for g in model.groups if g.attention), None)
+        attention = shown_attention(model)
         if attention is None:
             raise AttncalcError("--like", "must name a model with attention", got=like)
         base = dimensions_like(attention)
         kinds = {g.attention for g in model.groups if g.attention}
         if len(kinds) > 1:
-            first = next(g for g in model.groups if g.attention)
+            first = next(g for g in model.groups if g.attention == attention)
             notes.append(f"dimensions are those of layer {first.indices[0]} of {model.id}; its layers differ")
         if attention.variant != "mla" and any(n.partition(":")[0] in ("mla", "mla-split") for n in names):
             notes.append(f"latent sizes of mla are DeepSeek-V3's: {model.id} has none")

@@ -21,7 +21,7 @@ from attncalc.attention.tpa import TPA
 from attncalc.cache import CacheTensor, total_bytes
 from attncalc.device import Device
 from attncalc.errors import AttncalcError, shown
-from attncalc.model import LayerGroup
+from attncalc.model import LayerGroup, Model
 from attncalc.ops import Contraction
 from attncalc.reach import FULL, Reach
 from attncalc.workload import Conventions, Workload
@@ -131,6 +131,12 @@ OPTIONS = {
     "rope_dim": "--head-dim",
     **{name: f"--{name.replace('_', '-')}" for name in Dimensions.__dataclass_fields__},
 }
+
+
+def shown_attention(model: Model) -> Attention | None:
+    """The attention whose dimensions a model lends: its first softmax or latent layer, else its first of any kind."""
+    every = [g.attention for g in model.groups if g.attention]
+    return next((a for a in every if isinstance(a, (GQA, MLA))), every[0] if every else None)
 
 
 def dimensions_like(attention: Attention) -> Dimensions:

@@ -466,3 +466,29 @@ def test_a_closed_pipe_is_no_crash(program: Command) -> None:
 def test_as_a_program(program: Command) -> None:
     assert program("cache", "gpt2", "--json").record["results"][0]["bytes_total"] == 1024 * 36864
     assert program("cache", "nothing").status == 2
+
+
+def test_a_hybrid_lends_the_dimensions_of_its_attention(attncalc: Command) -> None:
+    record = attncalc("compare", "mha", "gqa", "--like", "nemotron-h-56b", "--json").record
+    assert [r["cache_elements_per_token_per_layer"] for r in record["results"]] == [2 * 64 * 128, 2 * 8 * 128]
+    # Of Mamba-2's fixed inner width only some hidden sizes are made.
+    refused = attncalc("compare", "mamba2", "--hidden-size", "1000")
+    assert refused.status == 2
+    assert refused.err.startswith("--hidden-size: must be a multiple of 256")
+
+
+def test_a_split_of_mamba2_repeats_its_groups(attncalc: Command) -> None:
+    """16 GPUs of 16 heads x 64 and one of 8 groups: 16 x (1024 + 2 x 256) channels x 3 columns, 20,480 x 3 unsplit."""
+    out = attncalc("cache", "nemotron-h-56b", "--tp", "16").out
+    assert "conv_state takes 147,456 B on 16 GPUs, 122,880 B on one" in " ".join(out.split())
+    assert "54 of 0-116" in out
+
+
+@pytest.mark.parametrize(("phase", "core"), [("prefill", "chunk_value"), ("decode", "state_update")])
+def test_transformers_runs_prompts_in_chunks(attncalc: Command, phase: str, core: str) -> None:
+    for model in ("nemotron-h-56b", "kimi-linear-48b-a3b"):
+        options = ("--engine", "transformers", "--context", "512", "--phase", phase, "--json")
+        (result,) = attncalc("flops", model, *options).record["results"]
+        names = {op["name"] for op in result["layers"][0]["ops"]}
+        assert core in names
+        assert ("chunk_value" in names) == (phase == "prefill")

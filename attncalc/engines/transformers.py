@@ -48,9 +48,11 @@ class Transformers:
             rule = f"transformers keeps its cache in {', '.join(DTYPES)}"
             raise AttncalcError("--kv-dtype", rule, got=formats.kv)
 
-    def execution(self, attention: Attention, workload: Workload, form: str | None) -> Execution:  # noqa: ARG002
-        """MLA: expanded, from a cached latent (since 5.15)."""
+    def execution(self, attention: Attention, workload: Workload, form: str | None) -> Execution:
+        """MLA: expanded, from a cached latent (since 5.15); state layers: prompts in chunks, if they have them."""
         own = "expanded" if "expanded" in attention.forms else attention.forms[0]
+        if "chunked" in attention.forms:
+            own = attention.default_form(workload)
         if form is not None and form != own:
             raise AttncalcError("--form", f"transformers computes {attention.variant} {own}", got=form)
         return Execution(own, attention.forms[0])

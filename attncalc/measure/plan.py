@@ -6,7 +6,15 @@ from typing import NamedTuple
 
 from attncalc.attention.base import Attention, HeadShape, Step, cached_form
 from attncalc.cache import Tensor, total_bytes
-from attncalc.compare import Dimensions, Layer, dimensions_like, known_variants, layers_of, layers_of_groups
+from attncalc.compare import (
+    Dimensions,
+    Layer,
+    dimensions_like,
+    known_variants,
+    layers_of,
+    layers_of_groups,
+    shown_attention,
+)
 from attncalc.dtypes import Formats
 from attncalc.errors import AttncalcError, shown
 from attncalc.model import Model
@@ -183,7 +191,7 @@ def _named(name: str, model: Model | None, settings: Settings, form: str | None)
     own = [g for g in model.groups if g.attention and g.attention.variant == variant]
     if own:
         return layers_of_groups(model.id, tuple(own), wanted or form)
-    first = next((g.attention for g in model.groups if g.attention), None)
+    first = shown_attention(model)
     if first is None:
         raise AttncalcError("--model", "must name a model with attention", got=shown(model.id))
     return layers_of(name, dimensions_like(first), form)

@@ -67,8 +67,9 @@ def exact(value: "int | Fraction") -> int | float | str:
 
 
 def indices_text(indices: Iterable[int]) -> str:
-    """Layer numbers as a person writes them: `0-2, 5, 11-47 step 6`."""
-    rest, out = sorted(indices), []
+    """Layer numbers as a person writes them: `0-2, 5, 11-47 step 6`; without a short pattern `54 of 0-116`."""
+    every = sorted(indices)
+    rest, out = every, []
     while rest:
         step = rest[1] - rest[0] if len(rest) > 1 else 1
         run = 1
@@ -79,7 +80,12 @@ def indices_text(indices: Iterable[int]) -> str:
         first, last = rest[0], rest[run - 1]
         out.append(f"{first}" if run == 1 else f"{first}-{last}" + (f" step {step}" if step > 1 else ""))
         rest = rest[run:]
-    return ", ".join(out)
+    text = ", ".join(out)
+    return text if len(text) <= MAX_INDICES else f"{len(every)} of {every[0]}-{every[-1]}"
+
+
+MAX_INDICES = 40
+"""Characters of a column of layer numbers; JSON names every layer."""
 
 
 def count_text(value: int | None) -> str:
