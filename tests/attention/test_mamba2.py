@@ -127,7 +127,7 @@ def test_nothing_grows() -> None:
 )
 def test_dimensions_that_contradict_each_other(change: dict[str, int], where: str) -> None:
     with pytest.raises(AttncalcError) as caught:
-        replace(NEMOTRON, **change)
+        replace(NEMOTRON, **change)  # type: ignore[arg-type]
     assert caught.value.where == where
 
 
