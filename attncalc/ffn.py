@@ -13,7 +13,6 @@ from attncalc.errors import AttncalcError
 from attncalc.ops import (
     ACTIVATION,
     BIAS,
-    GATE,
     GATED_ACTIVATION,
     Contraction,
     Ops,
@@ -211,7 +210,8 @@ class MoE:
             if self.shared_gate:
                 gate, out = weight("shared_gate", "one D"), activation("shared_gate", "b t one")
                 products.append(product("shared_gate", x, gate, out, axes))
-                rowwise.append(Rowwise("shared_gate", "b t D", GATE, axes))
+                rowwise.append(Rowwise("shared_gate_sigmoid", "b t", 1, axes))
+                rowwise.append(Rowwise("shared_gate", "b t D", 1, axes))
         return Ops(tuple(products), tuple(rowwise))
 
     def shard(self, tp: int) -> "MoE":

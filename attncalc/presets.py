@@ -171,6 +171,9 @@ def _yaml(text: str, where: str) -> object:
         for event in yaml.parse(text, Loader=loader):
             if isinstance(event, yaml.AliasEvent):
                 raise AttncalcError(where, "aliases are not allowed", got=f"*{event.anchor}")
+            tag = getattr(event, "tag", None)
+            if tag:
+                raise AttncalcError(where, "tags are not allowed", got=tag)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 raise AttncalcError(where, f"must not nest deeper than {MAX_DEPTH}")

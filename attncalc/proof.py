@@ -81,6 +81,11 @@ def measure(names: list[str], models: list[str], asked: MeasureOptions) -> tuple
     names = [n for n in names if n not in models]
     named = find_models(models, []) if models else []
     cases = plan.cases(names, [n.model for n in named], settings, asked.form)
+    if asked.form is not None and not any(c.layer.form == asked.form for c in cases):
+        forms = dict.fromkeys(form for c in cases for form in c.attention.forms)
+        raise AttncalcError(
+            "--form", "nothing named here has this form", got=asked.form, hint=f"Known: {', '.join(forms)}"
+        )
     need_torch("measure")
     from attncalc.measure import hardware, run
 

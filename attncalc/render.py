@@ -64,8 +64,11 @@ def _write_file(path: Path, data: bytes) -> None:
             path.write_bytes(data)
             return
         part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_bytes(data)
-        part.replace(path)
+        try:
+            part.write_bytes(data)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "a path that no file can have"
         raise AttncalcError("--output", f"cannot write {shown(str(path))}", got=reason) from None

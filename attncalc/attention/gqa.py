@@ -182,8 +182,10 @@ class GQA:
         out.append(step.softmax(axes, "h"))
         if self.sinks:
             out.append(Rowwise("sink", "b h t", 4, axes))
-        if self.gate != "none":
+        if self.gate == "full":
             out.append(Rowwise("gate", "b t h e", GATE, axes))
+        elif self.gate == "head":
+            out += [Rowwise("gate_sigmoid", "b t h", 1, axes), Rowwise("gate", "b t h e", 1, axes)]
         return tuple(out)
 
     def heads(self, form: str) -> HeadShape:  # noqa: ARG002

@@ -54,6 +54,8 @@ def run(arguments: list[str]) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         status = app(arguments, prog_name="attncalc", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except AttncalcError as error:
         return _fail(str(error))
     except NoArgsIsHelpError as error:
@@ -66,6 +68,11 @@ def run(arguments: list[str]) -> int:
 
         silence_stdout()
         return 1
+    except OSError as error:  # --help and --version write before any report does
+        from attncalc.render import silence_stdout
+
+        silence_stdout()
+        return _fail(f"output: cannot be written, got {error.strerror or 'an error'}")
     except (typer.Abort, KeyboardInterrupt):
         return 130
     return status if isinstance(status, int) else 0
@@ -80,5 +87,6 @@ def _usage(error: Exception) -> str:
 
 
 def _fail(line: str) -> int:
-    typer.echo(one_line(line), err=True)
+    if sys.stderr is not None:
+        sys.stderr.write(f"{one_line(line)}\n")
     return 2

@@ -26,9 +26,14 @@ def _one_less(reach: Reach) -> Reach:
     return Reach("window", reach.size - 1)
 
 
-def _every_head(op: Contraction) -> Contraction:
+def _moved(op: Contraction, rules: list[tuple[str, str, str]]) -> Contraction:
+    """The operation with an axis of some cache tensors replaced: (tensor, axis, what it is stored as)."""
+
     def part(p: Part) -> Part:
-        return p._replace(shape=p.shape.replace("b g ", "b g j ")) if p.role in ("cache", "cache_write") else p
+        for name, axis, stored in rules:
+            if p.name == name and p.role in ("cache", "cache_write"):
+                p = p._replace(shape=" ".join(stored if a == axis else a for a in p.shape.split()))
+        return p
 
     def side(t: Term) -> Term:
         return Term(t.shape, tuple(part(p) for p in t.parts))
@@ -74,10 +79,11 @@ class Transformers:
         return tuple(t._replace(rows=t.rows + 1) if t.name == "conv_state" else t for t in layout)
 
     def stored(self, model: Model, group: LayerGroup, ops: Ops) -> Ops:
-        """Broadcast K and V are written and read for every query head."""
-        if not self._broadcasts(model, group):
-            return ops
-        return Ops(tuple(_every_head(op) for op in ops.contractions), ops.rowwise)
+        """Broadcast K and V move for every query head; a convolution state moves with all of its columns."""
+        rules = [("conv_state", "u", "w")]
+        if self._broadcasts(model, group):
+            rules += [("k", "g", "g j"), ("v", "g", "g j")]
+        return Ops(tuple(_moved(op, rules) for op in ops.contractions), ops.rowwise)
 
     def rule(self, model: Model, group: LayerGroup) -> str:
         """Why this group's cache differs from the logical one."""
