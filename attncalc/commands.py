@@ -190,7 +190,7 @@ def _dimensions(like: str | None, sizes: Mapping[str, str | None], names: list[s
         if len(kinds) > 1:
             first = next(g for g in model.groups if g.attention == attention)
             notes.append(f"dimensions are those of layer {first.indices[0]} of {model.id}; its layers differ")
-        if attention.variant != "mla" and any(n.partition(":")[0] in ("mla", "mla-split") for n in names):
+        if attention.variant not in ("mla", "dsa") and any(n.partition(":")[0] in ("mla", "mla-split") for n in names):
             notes.append(f"latent sizes of mla are DeepSeek-V3's: {model.id} has none")
     given: dict[str, int | None] = {
         name: parse_count(

@@ -1,11 +1,12 @@
 """Attention layers side by side at equal dimensions: cache, score GEMM, FLOPs, intensity."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 from attncalc.attention import VARIANTS, variant_class
 from attncalc.attention.base import Attention, HeadShape, Step, cached_form, check_form
+from attncalc.attention.dsa import DSA
 from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
 from attncalc.attention.gta import GTA
@@ -29,7 +30,7 @@ from attncalc.workload import Conventions, Workload
 
 @dataclass(frozen=True)
 class Dimensions:
-    """The size that all variants share. Defaults are DeepSeek-V3's."""
+    """The size that all variants share. Defaults are DeepSeek-V3's, the indexer's DeepSeek-V3.2's."""
 
     hidden_size: int = 7168
     heads: int = 128
@@ -40,6 +41,9 @@ class Dimensions:
     q_lora_rank: int | None = 1536
     qk_nope_head_dim: int = 128
     qk_rope_head_dim: int = 64
+    index_n_heads: int = 64
+    index_head_dim: int = 128
+    index_topk: int = 2048
 
 
 def _half(size: int, option: str = "--kv-lora-rank") -> int:
@@ -92,6 +96,19 @@ BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
         d.qk_nope_head_dim,
         d.qk_rope_head_dim,
         d.v_head_dim,
+    ),
+    # The indexer's queries come from the query latent: DeepSeek-V3's, where there is none to share.
+    "dsa": lambda d: DSA(
+        d.hidden_size,
+        d.heads,
+        d.q_lora_rank or Dimensions.q_lora_rank,
+        d.kv_lora_rank,
+        d.qk_nope_head_dim,
+        d.qk_rope_head_dim,
+        d.v_head_dim,
+        index_n_heads=d.index_n_heads,
+        index_head_dim=d.index_head_dim,
+        index_topk=d.index_topk,
     ),
     "kda": lambda d: KDA(
         d.hidden_size,
@@ -146,7 +163,7 @@ def dimensions_like(attention: Attention) -> Dimensions:
         AttncalcError: the variant has no head widths to take.
     """
     if isinstance(attention, MLA):
-        return Dimensions(
+        made = Dimensions(
             hidden_size=attention.hidden_size,
             heads=attention.num_heads,
             head_dim=attention.qk_nope_head_dim,
@@ -155,6 +172,14 @@ def dimensions_like(attention: Attention) -> Dimensions:
             q_lora_rank=attention.q_lora_rank,
             qk_nope_head_dim=attention.qk_nope_head_dim,
             qk_rope_head_dim=attention.qk_rope_head_dim,
+        )
+        if not isinstance(attention, DSA):
+            return made
+        return replace(
+            made,
+            index_n_heads=attention.index_n_heads,
+            index_head_dim=attention.index_head_dim,
+            index_topk=attention.index_topk,
         )
     if isinstance(attention, GQA):
         return Dimensions(
@@ -230,6 +255,7 @@ class LayerFigures(NamedTuple):
     flops_attention: int
     parameters: int
     expand_from: int | None
+    sparse_from: int | None
 
     def bound(self, device: Device, dtype: str) -> str:
         """`compute` or `memory`: core FLOPs over peak against core bytes over bandwidth."""
@@ -250,6 +276,9 @@ def measure_layer(layer: Layer, workload: Workload, conventions: Conventions, tp
     constant = tuple(t.at(workload.context, 1, formats) for t in layout if t.reach is None)
     mha = attention.with_kv_heads(attention.query_heads())
     elements = sum(t.elements_per_token for t in layout)
+    sparse_from = None
+    if isinstance(attention, DSA) and conventions.count == "causal":  # dense scores all keys, at any length
+        sparse_from = attention.sparse_beats_dense_from(workload, layer.form)
     return LayerFigures(
         layer=layer,
         shape=attention.heads(layer.form),
@@ -265,6 +294,7 @@ def measure_layer(layer: Layer, workload: Workload, conventions: Conventions, tp
         flops_attention=sum(op.flops for op in ops),
         parameters=sum(w.elements for w in attention.weights(layer.form) if not w.buffer),
         expand_from=expand_from_new_tokens(attention, layer.reach, workload, conventions),
+        sparse_from=sparse_from,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from attncalc.attention import variant_class
 from attncalc.attention.base import Attention
+from attncalc.attention.dsa import DSA
 from attncalc.dtypes import check_kv_format
 from attncalc.errors import AttncalcError, shown, suggestion
 from attncalc.ffn import FFN, Dense, LatentMoE, MoE
@@ -233,6 +234,10 @@ def read_groups(
         if node.stated("attention"):
             attention = read_attention(node.child("attention"), hidden_size, own_kv=not sources)
             reach = read_reach(node)
+            try:
+                attention.cache(reach, attention.forms[0])
+            except AttncalcError as error:
+                raise AttncalcError(node.path("reach"), error.rule, got=error.got) from None
         elif node.stated("reach") or sources:
             raise AttncalcError(node.path("reach"), "must be null, as cache_from, where there is no attention")
         ffn = read_ffn(node.child("ffn"), hidden_size) if node.stated("ffn") else None
@@ -291,6 +296,7 @@ def read_model(data: object, where: str) -> Model:
     groups = read_groups(top.children("layers"), hidden_size, total, norm)
     mtp = _mtp(top, hidden_size, total, norm) if top.stated("mtp") else None
     _check_sources(top, groups + (mtp.groups if mtp else ()))
+    _check_indexers(top, groups)
     extra_weights = tuple(read_extra(n, total) for n in top.children("extra_weights"))
     _check_extra(top, extra_weights)
     model = Model(
@@ -377,6 +383,16 @@ def _check_sources(top: Fields, groups: tuple[LayerGroup, ...]) -> None:
             if _kept(owner) != _kept(group) or not owner.reach.covers(group.reach):
                 rule = f"layer {index} must read K and V of its own heads, widths and reach"
                 raise AttncalcError(top.path("layers"), rule, got=f"cache_from {source}")
+
+
+def _check_indexers(top: Fields, groups: tuple[LayerGroup, ...]) -> None:
+    """A layer that reuses a selection needs an earlier layer that selects."""
+    own = {i: g.attention.own_indexer for g in groups if isinstance(g.attention, DSA) for i in g.indices}
+    first = min((i for i, has in own.items() if has), default=MAX_LAYERS)
+    for index, has in sorted(own.items()):
+        if not has and index < first:
+            rule = f"layer {index} has no indexer and none before it to reuse"
+            raise AttncalcError(top.path("layers"), rule, got="own_indexer false")
 
 
 def _texts(top: Fields, name: str) -> tuple[str, ...]:

@@ -96,7 +96,10 @@ def measure(names: list[str], models: list[str], asked: MeasureOptions) -> tuple
     notes = [f"on {hardware.device_name(settings.device)}, {settings.dtype}, {settings.context:,} tokens"]
     if settings.device in ("cpu", "mps") and not named:
         notes.append(f"layers smaller than DeepSeek-V3's, so that a run is short: {_sizes(plan.SMALL)}")
-    notes.append("FLOPs are counted by torch, every pair (dense); the prediction counts the same")
+    pairs = "every pair (dense)"
+    if any(case.layer.name == "dsa" for case in cases):
+        pairs += ", selected pairs where a layer gathers their latents"
+    notes.append(f"FLOPs are counted by torch, {pairs}; the prediction counts the same")
     if peaks:
         notes += [
             f"errors are against the reference path in a wider dtype, at up to {plan.CHECKED_CONTEXT} tokens",

@@ -102,6 +102,26 @@ def test_decode_flops_equal_torch(preset: str, run: dict[str, int]) -> None:
     assert cost.flops_attention == run["decode_attention_flops"]
 
 
+# transformers writes an indexer's weighted sum over heads as a product, which torch counts; here it is elementwise.
+SPARSE = [
+    ("deepseek-v3.2", 61, 64, 1_594_505_035_776, 155_916_648_064, 272_758_113_280_000, 10_288_659_387_008),
+    ("glm-5", 78, 32, 1_764_698_357_760, 174_144_926_592, 279_919_610_880_000, 11_506_439_597_952),
+    ("glm-5.1", 78, 32, 1_764_698_357_760, 174_144_926_592, 279_919_610_880_000, 11_506_439_597_952),
+    ("glm-5.2", 21, 32, 1_694_395_269_120, 173_045_970_240, 262_812_971_520_000, 11_503_017_799_488),
+]
+
+
+@pytest.mark.parametrize(("preset", "indexers", "heads", "prompt_64", "next_64", "prompt_5000", "next_5000"), SPARSE)
+def test_flops_of_sparse_attention_equal_torch_but_for_the_sum_over_index_heads(
+    preset: str, indexers: int, heads: int, prompt_64: int, next_64: int, prompt_5000: int, next_5000: int
+) -> None:
+    model = presets.load(preset)
+    for n, prompt, step in ((64, prompt_64, next_64), (5000, prompt_5000, next_5000)):
+        for context, new_tokens, counted in ((n, n, prompt), (n + 1, 1, step)):
+            cost = model.flops(context, new_tokens, engine="transformers", conventions=DENSE)
+            assert cost.flops_attention + 2 * indexers * heads * new_tokens * context == counted
+
+
 # What publishers say of models that no trace covers: (preset, billions, how far off, where, why not equal).
 PUBLISHED = [
     ("qwen3-14b", 14.8, 0.05, "model card of Qwen/Qwen3-14B", "rounded"),
@@ -215,7 +235,9 @@ def test_mtp_layer_is_the_last_layer_and_what_joins_it(preset: str) -> None:
     model = presets.load(preset)
     assert model.mtp is not None
     (group,) = model.mtp.groups
-    last = next(g for g in model.groups if model.num_layers - 1 in g.indices)
+    # GLM-5.2's last layer reuses a selection, which its MTP layer makes itself: it is as the last layer that does.
+    makers = [i for g in model.groups for i in g.indices if getattr(g.attention, "own_indexer", True)]
+    last = next(g for g in model.groups if max(makers) in g.indices)
     assert (group.attention, group.ffn, group.norms) == (last.attention, last.ffn, last.norms)
     D = model.hidden_size
     alone = Model("layer", D, (group,), norm=model.norm).parameters()

@@ -63,26 +63,33 @@ class LatentLayer(nn.Module):
         """[B, T, D] -> [B, T, D]; the new tokens come after the `cache.length` that the cache has seen."""
         cache = Cache() if cache is None else cache
         start = cache.length
-        if self.form == "decompressed" and self.cached != "decompressed" and start:
-            raise ValueError("decompressed needs K and V of all earlier tokens in the cache; use expanded")
-        q = self.query(x, start)
-        key, value = self.latents(x, start)
-        if self.cached == "decompressed":
-            k, v = self.per_head(key, value)
-            k, v = cache.append("k", k, self.reach), cache.append("v", v, self.reach)
-        else:
-            present = self.keep(cache, key, value)
-            if self.form in ("absorbed", "merged"):
-                k, v = present
-            else:
-                k, v = self.per_head(*(present if self.form == "expanded" else (key, value)))
+        q = self.query(self.query_source(x), start)
+        k, v = self.present(x, cache)
         cache.advance(x.shape[1])
         kernel = attend if self.path == "fast" else attend_reference
         return self.output(x, kernel(q, k, v, self.reach, start, self.softmax_scale))
 
+    def present(self, x: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+        """Keep what the new tokens add, and return K and V as the form's core reads them."""
+        start = cache.length
+        if self.form == "decompressed" and self.cached != "decompressed" and start:
+            raise ValueError("decompressed needs K and V of all earlier tokens in the cache; use expanded")
+        key, value = self.latents(x, start)
+        if self.cached == "decompressed":
+            k, v = self.per_head(key, value)
+            return cache.append("k", k, self.reach), cache.append("v", v, self.reach)
+        present = self.keep(cache, key, value)
+        if self.form in ("absorbed", "merged"):
+            return present
+        return self.per_head(*(present if self.form == "expanded" else (key, value)))
+
+    def query_source(self, x: Tensor) -> Tensor:
+        """What the queries are made from: x [B, T, D] itself, or a latent of it."""
+        return x
+
     @abstractmethod
-    def query(self, x: Tensor, start: int) -> Tensor:
-        """[B, T, D] -> [B, H, T, n + R], or in the latent space [B, H, T, L + R]."""
+    def query(self, source: Tensor, start: int) -> Tensor:
+        """[B, T, D or Q] -> [B, H, T, n + R], or in the latent space [B, H, T, L + R]."""
 
     @abstractmethod
     def latents(self, x: Tensor, start: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ Source: DeepSeek-V2 (arXiv 2405.04434) section 2.1; parameter names as in deepse
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from attncalc.attention import latent
 from attncalc.attention.base import Attention, HeadShape, Step, check_tp, require
@@ -188,7 +188,7 @@ class MLA:
         """H."""
         return self.num_heads
 
-    def shard(self, tp: int) -> "MLA":
+    def shard(self, tp: int) -> Self:
         """H / tp heads; down-projections, norms and the latent cache are replicated."""
         check_tp(tp, self.num_heads)
         return replace(self, num_heads=self.num_heads // tp)

@@ -53,10 +53,10 @@ class Layer(LatentLayer):
         """The ways to compute it, the preferred first."""
         return PATHS
 
-    def query(self, x: Tensor, start: int) -> Tensor:  # noqa: ARG002
+    def query(self, source: Tensor, start: int) -> Tensor:  # noqa: ARG002
         """[B, T, D] -> [B, H, T, n], or in the latent space [B, H, T, Lk]."""
         name = "q_merged_proj" if self.form == "merged" else "q_proj"
-        q = split_heads(linear(self, name, x), self.spec.num_heads)
+        q = split_heads(linear(self, name, source), self.spec.num_heads)
         # The bias of k_b_proj adds q . b to every logit of a query, which the softmax takes out again.
         return head_product("absorb_q", q, self._up("k")) if self.form == "absorbed" else q
 

@@ -1,5 +1,7 @@
 """The torch layer of `attncalc.attention.mla`: multi-head latent attention in its four forms."""
 
+from typing import Any, Self, TypeVar
+
 import torch
 from torch import Tensor
 
@@ -51,19 +53,32 @@ class Layer(LatentLayer):
         )
         self.spec = spec
 
+    def like(self, form: str, cached: str | None) -> Self:
+        """A layer of the same settings in another form, without weights."""
+        return type(self)(self.spec, self.reach, form, cached=cached, device="meta", **self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        scale = self.softmax_scale
+        return {"path": self.path, "rotary": self.rotary, "softmax_scale": scale, "eps": self.eps}
+
     @classmethod
     def paths(cls, spec: MLA) -> tuple[KernelPath, ...]:  # noqa: ARG003
         """The ways to compute it, the preferred first."""
         return PATHS
 
-    def query(self, x: Tensor, start: int) -> Tensor:
-        """[B, T, D] -> [B, H, T, P + R], or in the latent space [B, H, T, L + R]."""
-        spec, name = self.spec, "q_proj"
-        source = x
-        if spec.q_lora_rank is not None:
-            source, name = linear(self, "q_a_proj", x), "q_b_proj"
-            if spec.latent_norm:
-                source = rms_norm(source, self.get_parameter("q_a_layernorm.weight"), self.eps)
+    def query_source(self, x: Tensor) -> Tensor:
+        """The query latent [B, T, Q], or x where there is none."""
+        if self.spec.q_lora_rank is None:
+            return x
+        source = linear(self, "q_a_proj", x)
+        return (
+            rms_norm(source, self.get_parameter("q_a_layernorm.weight"), self.eps) if self.spec.latent_norm else source
+        )
+
+    def query(self, source: Tensor, start: int) -> Tensor:
+        """[B, T, D or Q] -> [B, H, T, P + R], or in the latent space [B, H, T, L + R]."""
+        spec = self.spec
+        name = "q_proj" if spec.q_lora_rank is None else "q_b_proj"
         if self.form == "merged":
             left = split_heads(linear(self, "q_merged_proj", source), spec.num_heads)
             right = (
@@ -136,7 +151,10 @@ class Layer(LatentLayer):
         return w_uk, w_uv
 
 
-def convert(layer: Layer, form: str, *, cached: str | None = None) -> Layer:
+L = TypeVar("L", bound=Layer)
+
+
+def convert(layer: L, form: str, *, cached: str | None = None) -> L:
     """The same function in another form, with copies of the same weights, or their products where it is merged.
 
     Raises:
@@ -144,17 +162,7 @@ def convert(layer: Layer, form: str, *, cached: str | None = None) -> Layer:
     """
     if layer.form == "merged" and form != "merged":
         raise ValueError("a merged layer holds products, whose factors cannot be recovered")
-    made = Layer(
-        layer.spec,
-        layer.reach,
-        form,
-        cached=cached,
-        path=layer.path,
-        rotary=layer.rotary,
-        softmax_scale=layer.softmax_scale,
-        eps=layer.eps,
-        device="meta",
-    )
+    made = layer.like(form, cached)
     state = {name: tensor.detach().clone() for name, tensor in layer.state_dict().items()}
     if form == "merged" and layer.form != "merged":
         _merge(layer, state)

@@ -156,10 +156,10 @@ def initialise(module: nn.Module) -> None:
     """Normal weights of standard deviation fan_in^-1/2, norms 1, biases 0, other vectors standard normal."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            if "norm" in name:
-                parameter.fill_(1)
-            elif name.endswith("bias"):
+            if name.endswith("bias"):
                 parameter.zero_()
+            elif "norm" in name:
+                parameter.fill_(1)
             else:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 1.0)
 
@@ -261,11 +261,13 @@ def attend_reference(
     *,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    allowed: Tensor | None = None,
 ) -> Tensor:
     """`attend` as two products, with what no fused kernel does.
 
     `softcap` bounds the logits, c * tanh(logit / c) (Gemma 2, arXiv 2408.00118); `sinks` [H] are logits that take
-    weight from the keys and give no value (gpt-oss, arXiv 2508.10925).
+    weight from the keys and give no value (gpt-oss, arXiv 2508.10925). `allowed` [B, 1, T, S] replaces the mask of
+    `reach`.
     """
     (batch, heads, new_tokens, _), (groups, keys) = q.shape, k.shape[1:3]
     rows = q.reshape(batch, groups, heads // groups * new_tokens, -1)
@@ -274,7 +276,7 @@ def attend_reference(
     logits = logits.view(batch, heads, new_tokens, keys) * scale
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    mask = attention_mask(reach, new_tokens, keys, length, q.device)
+    mask = attention_mask(reach, new_tokens, keys, length, q.device) if allowed is None else allowed
     if mask is not None:
         logits = logits.masked_fill(~mask, -torch.inf)
     logits = logits if logits.dtype == torch.float64 else logits.float()

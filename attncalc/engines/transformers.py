@@ -1,7 +1,8 @@
 """Hugging Face transformers 5.24: what its cache objects keep, and the form that its modules execute.
 
 Sources: transformers 5.24.0 `cache_utils.py` (DynamicSlidingWindowLayer), `masking_utils.py`,
-`models/deepseek_v3/modeling_deepseek_v3.py`, `models/mimo_v2_flash`, `models/falcon`.
+`models/deepseek_v3/modeling_deepseek_v3.py`, `models/deepseek_v32`, `models/glm_moe_dsa`,
+`models/mimo_v2_flash`, `models/falcon`.
 """
 
 from attncalc.attention.base import Attention
@@ -42,16 +43,22 @@ def _moved(op: Contraction, rules: list[tuple[str, str, str]]) -> Contraction:
 
 
 class Transformers:
-    """Windows keep W - 1 tokens, chunks count as windows, MLA keeps the latent and expands it in each step."""
+    """Windows keep W - 1 tokens, chunks count as windows, MLA keeps the latent and expands it in each step.
+
+    DSA keeps an index key in each layer with an indexer, and masks a core over all keys (`--count dense`).
+    """
 
     name = "transformers"
     follows = "transformers 5.24"
 
     def check_formats(self, formats: Formats) -> None:
-        """A cache has the dtype of the computation."""
+        """A cache has the dtype of the computation, index keys too."""
         if formats.kv not in DTYPES:
             rule = f"transformers keeps its cache in {', '.join(DTYPES)}"
             raise AttncalcError("--kv-dtype", rule, got=formats.kv)
+        if formats.index not in (None, formats.kv):
+            rule = "transformers keeps index keys in the dtype of its cache"
+            raise AttncalcError("--index-dtype", rule, got=formats.index)
 
     def execution(self, attention: Attention, workload: Workload, form: str | None) -> Execution:
         """MLA: expanded, from a cached latent (since 5.15); state layers: prompts in chunks, if they have them."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from attncalc.attention.base import Attention, HeadShape, Step, cached_form
+from attncalc.attention.dsa import DSA, INDEXER, MAX_ELEMENTS
 from attncalc.cache import Tensor, total_bytes
 from attncalc.compare import (
     Dimensions,
@@ -19,7 +20,7 @@ from attncalc.dtypes import Formats
 from attncalc.errors import AttncalcError, shown
 from attncalc.model import Model
 from attncalc.ops import Contraction
-from attncalc.reach import Reach
+from attncalc.reach import Count, Reach
 from attncalc.workload import Workload
 
 VARIANTS = known_variants()
@@ -125,15 +126,29 @@ class Prediction(NamedTuple):
 def predict(case: Case, settings: Settings) -> Prediction:
     """The prediction for one case."""
     attention, formats = case.attention, settings.formats
-    step = Step(case.workload, case.reach, "dense")
     return Prediction(
         parameters=sum(w.elements for w in attention.weights(case.layer.form)),
         cache=tuple(
             t.at(case.workload.context, case.workload.batch, formats) for t in attention.cache(case.reach, case.cached)
         ),
-        ops=attention.ops(step, case.layer.form, cached=case.cached).contractions,
+        ops=_executed(case, settings),
         formats=formats,
     )
+
+
+def _executed(case: Case, settings: Settings) -> tuple[Contraction, ...]:
+    """All pairs are computed and some masked; where a layer gathers, its core has the selected pairs alone."""
+    attention, form = case.attention, case.layer.form
+
+    def counted(count: Count) -> tuple[Contraction, ...]:
+        return attention.ops(Step(case.workload, case.reach, count), form, cached=case.cached).contractions
+
+    every = counted("dense")
+    if settings.path == "reference" or not isinstance(attention, DSA):
+        return every
+    if not attention.gathers(case.workload, form):
+        return every
+    return tuple(d if d.name in INDEXER else c for c, d in zip(counted("causal"), every, strict=True))
 
 
 def memory_needed(case: Case, settings: Settings) -> int:
@@ -153,6 +168,8 @@ def memory_needed(case: Case, settings: Settings) -> int:
     fused = not slow and shape.head_dim_k == shape.head_dim_v
     keys = case.reach.keys(rows, w.context, "dense") if shape.kv_heads else 0
     scores = 0 if fused else w.batch * shape.q_heads * rows * keys * (4 + 4 + width)
+    if isinstance(attention, DSA):
+        scores += _selection_memory(attention, w)
     # Keys of a chunk decayed for each query of it, [C, C, K] for each head, in fp32, twice.
     decayed = w.batch * shape.q_heads * getattr(attention, "chunk_size", 0) ** 2 * shape.head_dim_k * 8
     return made.parameters * (width + 8) + 2 * made.cache_bytes + 4 * largest + scores + decayed
@@ -160,6 +177,17 @@ def memory_needed(case: Case, settings: Settings) -> int:
 
 QUERY_BLOCK = 128
 """As in the layers: queries whose scores a CPU keeps in memory at once."""
+
+
+def _selection_memory(attention: DSA, w: Workload) -> int:
+    """Index scores of one turn with their relu and product in fp32, the chosen positions, and masks over all keys."""
+    rows = max(w.new_tokens, min(FILL_CHUNK, w.context))
+    one = w.batch * attention.index_n_heads * w.context
+    turn = max(one, min(one * rows, MAX_ELEMENTS))
+    kept = min(attention.index_topk, w.context)
+    return 3 * 4 * turn + w.batch * rows * (2 * 8 * kept + 4 * w.context)
+
+
 FILL_CHUNK = 512
 """Tokens of one step while a cache is filled before a decode step is measured."""
 

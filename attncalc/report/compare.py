@@ -43,6 +43,7 @@ def compare_result(f: "LayerFigures", device: "Device | None", dtype: str) -> Ro
         "intensity": f.core_flops / f.core_bytes if f.core_bytes else None,
         "parameters": f.parameters,
         "expand_from_new_tokens": f.expand_from,
+        "sparse_beats_dense_from": f.sparse_from,
     }
     if f.layer.model:
         row = {"model": f.layer.model, "indices": list(f.layer.indices)} | row
@@ -94,6 +95,12 @@ def compare_report(
         f"{r['expand_from_new_tokens']:,} new tokens"
         for r in rows
         if r["expand_from_new_tokens"] and r["form"] == "absorbed"
+    )
+    text += tuple(
+        f"{r['name']}: indexer and core cost fewer FLOPs than a core over all keys from a context of "
+        f"{r['sparse_beats_dense_from']:,} tokens (finding the top k of the scores counts 0)"
+        for r in rows
+        if r["sparse_beats_dense_from"]
     )
     if device:
         peak, bandwidth = device.ridge(dtype)

@@ -27,6 +27,7 @@ CLAIMS: dict[str, Callable[[], Iterator[Proof]]] = {
     "gva": identities.gva,
     "kda": identities.kda,
     "decode": identities.decode,
+    "top-k": identities.top_k,
     "bias": identities.bias,
     "errors": identities.errors,
 }

@@ -1,7 +1,7 @@
 """Identities, proven by running layers and short constructions in float64."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attncalc.attention import gqa_torch, kda_torch, mla_split_torch, mla_torch
 from attncalc.attention.base import Attention, cached_form
 from attncalc.attention.convert_torch import mla_of
+from attncalc.attention.dsa import DSA
 from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
 from attncalc.attention.gta import GTA
@@ -46,11 +47,15 @@ MLAS = {
 SPLIT = MLASplit(48, 4, 12, 10, 16, 14, bias=True)
 GLA2 = GLA(48, 4, 2, 20, 16, 12, 8, 10)
 TENSOR_PRODUCT = TPA(48, 4, 8, 3, 2, 2, 8)
+SPARSE = DSA(48, 4, 20, 16, 12, 8, 10, index_n_heads=6, index_head_dim=10, index_topk=5)
 KDAS = {
     "HV = H": KDA(40, 2, 2, 8, 8, decay="low_rank", decay_rank=4, gate="low_rank", gate_rank=4, chunk_size=4),
     "HV = 2 H": KDA(40, 2, 4, 8, 6, gate="full", chunk_size=4),
 }
 MLA_SOURCE = "arXiv 2405.04434 section 2.1.2; documents 000, 002, 004"
+
+
+DSA_SOURCE = "arXiv 2512.02556 section 2.1"
 
 
 def layer_of(spec: Attention, reach: Reach, form: str, **options: Any) -> nn.Module:
@@ -275,6 +280,8 @@ def decode() -> Iterator[Proof]:
         "gqa, chunk 4": (GQA(32, 4, 2, 8, 8), Reach("chunk", 4)),
         "mla": (SMALL, FULL),
         "mla, gate": (replace(SMALL, gate="full"), FULL),
+        "dsa": (SPARSE, FULL),
+        "dsa, selection of an earlier layer": (replace(SPARSE, own_indexer=False), FULL),
         "mla-split": (SPLIT, FULL),
         "gta": (GTA(32, 4, 2, 8, 4), FULL),
         "gta, window 5": (GTA(32, 4, 2, 8, 4), Reach("window", 5)),
@@ -300,6 +307,35 @@ def _stepwise(spec: Attention, reach: Reach, form: str, text: str) -> Proof:
         out.append(layer(x[:, start:stop], cache))
     source = "definition of a causal cache"
     return same(f"prompt, chunk, tokens = one prompt: {text}", source, layer(x), torch.cat(out, dim=1), 1e-11)
+
+
+def top_k() -> Iterator[Proof]:
+    """DSA is MLA where k covers the context, and differs where it does not."""
+    source = DSA_SOURCE
+    dense = layer_of(SMALL, FULL, "absorbed")
+    x = inputs(SMALL)
+    for k, claim in ((TOKENS, same), (TOKENS + 3, same), (TOKENS - 1, different)):
+        text = f"top-k of {k} over {TOKENS} tokens is {'' if claim is same else 'not '}full attention"
+        sparse = layer_of(replace(SPARSE, index_topk=k), FULL, "absorbed")
+        sparse.load_state_dict(dense.state_dict(), strict=False)
+        yield claim(text, source, dense(x), sparse(x))
+    for form in ("absorbed", "merged"):
+        gathered = layer_of(SPARSE, FULL, form, path="fast")
+        masked = layer_of(SPARSE, FULL, form, path="reference")
+        masked.load_state_dict(gathered.state_dict())
+        caches, out = (Cache(), Cache()), []
+        for start, stop in ((0, 6), (6, TOKENS)):
+            out = [layer(x[:, start:stop], cache) for layer, cache in zip((masked, gathered), caches, strict=True)]
+        yield same(f"gathering the selected latents = masking all others, {form}", source, *out)
+
+
+def _all_selected(spec: DSA, text: str) -> Iterator[Proof]:
+    """A DSA over no more tokens than it selects, against MLA with its weights."""
+    sparse = layer_of(spec, FULL, "absorbed")
+    dense = mla_torch.Layer(MLA(**{f.name: getattr(spec, f.name) for f in fields(MLA)}), dtype=torch.float64)
+    dense.load_state_dict(sparse.state_dict(), strict=False)
+    x = inputs(spec, min(TOKENS, spec.index_topk))
+    yield same(f"top-k >= context is full attention, {text}", DSA_SOURCE, dense(x), sparse(x))
 
 
 def bias() -> Iterator[Proof]:
@@ -382,6 +418,8 @@ def _claims_of(spec: Attention, reach: Reach, text: str) -> dict[str, Callable[[
             yield _stepwise(spec, reach, form, f"{text}, {form}" if len(spec.forms) > 1 else text)
 
     claims: dict[str, Callable[[], Iterator[Proof]]] = {"decode": steps}
+    if isinstance(spec, DSA):
+        claims["top-k"] = lambda: _all_selected(spec, text)
     if isinstance(spec, (MLA, MLASplit)):
         claims["absorb"] = lambda: _forms(text, spec, ("absorbed", "decompressed"))
         claims["merge"] = lambda: _forms(text, spec, ("merged",))

@@ -1,6 +1,7 @@
 """The layers against the attention modules of transformers, with the same weights, in float32."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny tensors: two threads wait for each other longer than they compute
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-from attncalc.attention import gqa_torch, mla_torch  # noqa: E402
+from attncalc.attention import dsa_torch, gqa_torch, mla_torch  # noqa: E402
+from attncalc.attention.dsa import DSA  # noqa: E402
 from attncalc.attention.gqa import GQA  # noqa: E402
 from attncalc.attention.mla import MLA  # noqa: E402
 from attncalc.attention.rotary import Rotary  # noqa: E402
@@ -235,3 +237,78 @@ def test_minicpm3(longrope: bool, form: str) -> None:
     model, _ = build("MiniCPM3", **options)
     published = load(mla_torch.Layer(MLA(32, 4, 20, 16, 8, 4, 8), form="expanded", rotary=rotary), model, 0)
     compare(model, 0, mla_torch.convert(published, form))
+
+
+DSA_SHARED: dict[str, Any] = {**MLA_SHARED, "index_n_heads": 6, "index_head_dim": 10, "index_topk": 5}
+SPARSE = DSA(32, 4, 20, 16, 8, 4, 8, index_n_heads=6, index_head_dim=10, index_topk=5)
+
+
+def sparse_steps(model: Any, layers: int, splits: tuple[int, ...]) -> tuple[Any, Any]:
+    """What goes into the attention modules of the model and comes out, step by step with its own cache."""
+    seen: list[tuple[Any, Any]] = [([], []) for _ in range(layers)]
+
+    def look(layer: int) -> Any:
+        def hook(_: Any, args: Any, kwargs: Any, out: Any) -> None:
+            seen[layer][0].append(args[0] if args else kwargs["hidden_states"])
+            seen[layer][1].append(out[0])
+
+        return hook
+
+    hooks = [model.layers[i].self_attn.register_forward_hook(look(i), with_kwargs=True) for i in range(layers)]
+    torch.manual_seed(2)
+    x, cache = torch.randn(BATCH, TOKENS, 32), transformers.DynamicCache(config=model.config)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for part in x.split(splits, dim=1):
+            model(inputs_embeds=part, past_key_values=cache, use_cache=True)
+    for hook in hooks:
+        hook.remove()
+    return seen, cache
+
+
+@pytest.mark.parametrize("splits", [(TOKENS,), (10, 7, 1, 1)], ids=["prefill", "decode"])
+@pytest.mark.parametrize("form", DSA.forms)
+@pytest.mark.parametrize("path", ["fast", "reference"])
+@pytest.mark.parametrize("yarn", [False, True], ids=["plain", "yarn"])
+def test_deepseek_v3_2(yarn: bool, path: Any, form: str, splits: tuple[int, ...]) -> None:
+    options, rotary = dict(DSA_SHARED), Rotary(interleaved=True)
+    if yarn:
+        options |= {"rope_parameters": YARN, "max_position_embeddings": 32}
+        rotary = Rotary(
+            interleaved=True, factor=4, original_max_position=8, beta_fast=4, mscale=0.7, mscale_all_dim=0.5
+        )
+    model, _ = build("DeepseekV32", first_k_dense_replace=2, **options)
+    ours = mla_torch.convert(load(dsa_torch.Layer(SPARSE, form="expanded", path=path, rotary=rotary), model, 0), form)
+    compare(model, 0, ours)
+    (steps, *_), _ = sparse_steps(model, 2, splits)
+    cache = Cache()
+    with torch.no_grad():
+        for x, expected in zip(*steps, strict=True):
+            assert (ours(x, cache) - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("splits", [(TOKENS,), (10, 7, 1, 1)], ids=["prefill", "decode"])
+@pytest.mark.parametrize("path", ["fast", "reference"])
+def test_glm_moe_dsa(path: Any, splits: tuple[int, ...]) -> None:
+    kinds = ["full", "shared", "shared", "full"]
+    options = {**DSA_SHARED, "num_hidden_layers": 4, "indexer_types": kinds, "first_k_dense_replace": 4}
+    model, _ = build("GlmMoeDsa", mlp_layer_types=["dense"] * 4, **options)
+    rotary = Rotary(interleaved=True)
+    steps, theirs_kept = sparse_steps(model, 4, splits)
+    caches, selections = [Cache() for _ in kinds], [None for _ in splits]
+    for layer, kind in enumerate(kinds):
+        spec = replace(SPARSE, own_indexer=kind == "full")
+        form = "absorbed" if path == "fast" else "expanded"
+        published = dsa_torch.Layer(spec, form="expanded", path=path, rotary=rotary, index_rotary=rotary)
+        ours = mla_torch.convert(load(published, model, layer), form)
+        for i, (x, expected) in enumerate(zip(*steps[layer], strict=True)):
+            with torch.no_grad():
+                got, selections[i] = ours.step(x, caches[layer], selections[i])
+            assert (got - expected).abs().max() < 1e-5 * expected.abs().max()
+        kept, own = theirs_kept.layers[layer], caches[layer].tensors
+        assert (kept.keys.shape, kept.values.shape) == (own["c_kv"].shape, own["k_pe"].shape)
+        assert ("index_k" in own) == (kind == "full")
+        if kind == "full":
+            # An interleaved rotation leaves the pairs as halves there: another order of the same values.
+            key = own["index_k"].squeeze(1)[..., [0, 2, 1, 3, *range(4, 10)]]
+            torch.testing.assert_close(key, kept.indexer_keys, rtol=1e-5, atol=1e-5)

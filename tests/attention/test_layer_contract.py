@@ -13,8 +13,9 @@ torch.set_num_threads(1)  # tiny tensors: two threads wait for each other longer
 
 import attncalc  # noqa: E402
 from attncalc import presets  # noqa: E402
-from attncalc.attention import gqa_torch, mla_split_torch, mla_torch  # noqa: E402
+from attncalc.attention import dsa_torch, gqa_torch, mla_split_torch, mla_torch  # noqa: E402
 from attncalc.attention.base import Step  # noqa: E402
+from attncalc.attention.dsa import DSA  # noqa: E402
 from attncalc.attention.gqa import GQA  # noqa: E402
 from attncalc.attention.mla import MLA  # noqa: E402
 from attncalc.attention.mla_split import MLASplit  # noqa: E402
@@ -22,7 +23,12 @@ from attncalc.attention.torch_base import Cache, CountOperations, operation  # n
 from attncalc.reach import FULL, Reach  # noqa: E402
 from attncalc.workload import Workload  # noqa: E402
 
-LAYERS: dict[type, Any] = {GQA: gqa_torch.Layer, MLA: mla_torch.Layer, MLASplit: mla_split_torch.Layer}
+LAYERS: dict[type, Any] = {
+    GQA: gqa_torch.Layer,
+    MLA: mla_torch.Layer,
+    DSA: dsa_torch.Layer,
+    MLASplit: mla_split_torch.Layer,
+}
 BATCH = 2
 
 # One of each kind: these run always, the rest is slow.
@@ -39,6 +45,8 @@ EVERY_TIME = (
     "phi-3-mini-128k",
     "deepseek-v3",
     "deepseek-v2-lite",
+    "deepseek-v3.2",
+    "glm-5.2",
     "seed-mla",
 )
 
