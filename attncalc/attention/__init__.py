@@ -26,7 +26,7 @@ VARIANTS = {
     "gqa": Entry(f"{_HERE}.gqa", "GQA", "softmax attention, a KV head for a group of heads"),
     "mqa": Entry(f"{_HERE}.gqa", "GQA", "softmax attention, one KV head for all"),
     "mla": Entry(f"{_HERE}.mla", "MLA", "one cached latent and one RoPE key for all heads"),
-    "dsa": Entry(f"{_HERE}.dsa", "DSA", "MLA over the top k keys that an indexer with a cache of its own selects"),
+    "dsa": Entry(f"{_HERE}.dsa", "DSA", "MLA over the top k keys that an indexer selects"),
     "kda": Entry(f"{_HERE}.kda", "KDA", "delta rule, decay per key channel, constant state"),
     "linear-state": Entry(f"{_HERE}.linear_state", "LinearState", "one s x s state with elementwise decay"),
     "mamba2": Entry(f"{_HERE}.mamba2", "Mamba2", "state space, one decay per head, constant state"),
