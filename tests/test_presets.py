@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from attncalc import presets
+from attncalc.dtypes import Formats
 from attncalc.model import Model
 from attncalc.workload import Conventions, Workload
 
@@ -85,7 +86,8 @@ def test_parameters_equal_transformers(preset: str) -> None:
 
 @pytest.mark.parametrize(("preset", "run"), RUNS, ids=name)
 def test_cache_equals_transformers(preset: str, run: dict[str, int]) -> None:
-    kept = presets.load(preset).cache(run["context"], engine="transformers")
+    # The traces are in bf16, whatever the checkpoint declares.
+    kept = presets.load(preset).cache(run["context"], engine="transformers", formats=Formats())
     assert kept.bytes_total == run["cache_bytes"]
 
 
@@ -135,6 +137,9 @@ PUBLISHED = [
     ("chatglm3-6b", 6, 0.5, "name", "rounded"),
     ("jamba-1.5-large", 398, 0.6, "model card of ai21labs/AI21-Jamba-1.5-Large", "rounded"),
     ("nemotron-3-super-120b-a12b-nvfp4", 120, 0.7, "name", "cut"),
+    ("internlm-7b", 7, 0.75, "name", "rounded down"),
+    ("mimo-7b", 7, 0.75, "name", "rounded down"),
+    ("llama-3.3-nemotron-super-49b", 49.87, 0.005, "model page: 49.9B", "rounded"),
 ]
 
 
@@ -183,6 +188,7 @@ ACTIVE = [
     ("mimo-v2-flash", 15, 0.5, True, "model card: 15B"),
     ("jamba-v0.1", 12, 0.2, True, "arXiv 2403.19887, abstract: 12B"),
     ("jamba-1.5-large", 94, 0.5, True, "arXiv 2408.12570, abstract: 94B"),
+    ("hunyuan-a13b", 13, 0.5, True, "name, model card: 13B"),
     ("gpt-oss-20b", 3.61, 0.005, False, "model card, arXiv 2508.10925: embedding not counted, head counted"),
     ("gpt-oss-120b", 5.13, 0.005, False, "model card, arXiv 2508.10925: embedding not counted, head counted"),
 ]

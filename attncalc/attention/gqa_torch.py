@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from attncalc.attention.gqa import GQA
-from attncalc.attention.rotary import Rotary
+from attncalc.attention.rotary import Rotary, Table
 from attncalc.attention.torch_base import (
     Cache,
     KernelPath,
@@ -15,6 +15,7 @@ from attncalc.attention.torch_base import (
     linear,
     make_parameters,
     rms_norm,
+    split_heads,
 )
 from attncalc.reach import FULL, Reach
 
@@ -23,8 +24,9 @@ class Layer(nn.Module):
     """Causal attention of H query heads on G KV heads.
 
     Parameters are `spec.weights(form)`, the cache is K [B, G, S, d] (normed and rotated) and V [B, G, S, e].
-    `softmax_scale` None is d^-1/2. `softcap` matters where the specification has a logit softcap. Sources: arXiv
-    1706.03762 section 3.2; arXiv 1911.02150; arXiv 2305.13245.
+    `softmax_scale` None is d^-1/2; `softcap` matters where the specification has a logit softcap. Where K and V are
+    another layer's (`own_kv` false), the layer keeps nothing: after that layer's step it is given that layer's cache.
+    Sources: arXiv 1706.03762 section 3.2; arXiv 1911.02150; arXiv 2305.13245; arXiv 2405.12981 (sharing).
     """
 
     def __init__(
@@ -45,8 +47,6 @@ class Layer(nn.Module):
         super().__init__()
         if form not in spec.forms or cached not in (None, form):
             raise ValueError(f"form {form!r}, cached {cached!r}: this layer has only the form {spec.forms[0]!r}")
-        if not spec.own_kv:
-            raise NotImplementedError("a layer that reads another layer's K and V has no torch layer of its own")
         self.spec, self.reach, self.form, self.cached = spec, reach, form, form
         self.path = choose_path(path, self.paths(spec), "no fused kernel has sinks or a logit softcap")
         self.rotary = rotary or Rotary()
@@ -62,12 +62,25 @@ class Layer(nn.Module):
         return ("reference",) if spec.sinks or spec.logit_softcap else ("fast", "reference")
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
-        """[B, T, D] -> [B, T, D]; the new tokens come after the `cache.length` that the cache has seen."""
+        """[B, T, D] -> [B, T, D]; the new tokens come after the `cache.length` that the cache has seen.
+
+        Raises:
+            ValueError: the layer has no K and V of its own, and `cache` does not hold those that it needs.
+        """
+        spec, new_tokens = self.spec, x.shape[1]
         cache = Cache() if cache is None else cache
-        spec, start = self.spec, cache.length
-        q, k, v = self._qkv(x, start)
-        k, v = cache.append("k", k, self.reach), cache.append("v", v, self.reach)
-        cache.advance(x.shape[1])
+        start = cache.length if spec.own_kv else cache.length - new_tokens
+        if start < 0:
+            raise ValueError(f"the cache of another layer must hold the {new_tokens} new tokens, got {cache.length}")
+        table = self.rotary.table(start, new_tokens, spec.rope_dim, x.device) if spec.rope_dim else None
+        q = self._query(x, table)
+        if spec.own_kv:
+            k, v = self._key_value(x, table)
+            k, v = cache.append("k", k, self.reach), cache.append("v", v, self.reach)
+            cache.advance(new_tokens)
+        else:
+            keys = self.reach.keys(new_tokens, cache.length, "dense")
+            k, v = cache.lent("k", keys), cache.lent("v", keys)
         if self.path == "fast":
             out = attend(q, k, v, self.reach, start, self.softmax_scale)
         else:
@@ -80,24 +93,28 @@ class Layer(nn.Module):
             out = out * torch.sigmoid(gate)
         return linear(self, "o_proj", out.flatten(2))
 
-    def _qkv(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the new tokens: q [B, H, T, d], k [B, G, T, d], v [B, G, T, e]."""
+    def _query(self, x: Tensor, table: Table | None) -> Tensor:
+        """Of the new tokens: q [B, H, T, d]."""
+        q = self._heads("q", linear(self, "q_proj", x), self.spec.num_heads)
+        return q if table is None else self.rotary.rotate(q, table)
+
+    def _key_value(self, x: Tensor, table: Table | None) -> tuple[Tensor, Tensor]:
+        """Of the new tokens: k [B, G, T, d], v [B, G, T, e]."""
         spec = self.spec
-        q, k = linear(self, "q_proj", x), linear(self, "k_proj", x)
-        v = k if spec.shared_kv_weight else linear(self, "v_proj", x)
-        if spec.qk_norm == "full":
-            q, k = self._norm("q", q), self._norm("k", k)
-        q = q.view(*q.shape[:2], spec.num_heads, -1)
-        k, v = (side.view(*side.shape[:2], spec.num_kv_heads, -1) for side in (k, v))
-        if spec.qk_norm not in ("none", "full"):
-            q, k = self._norm("q", q), self._norm("k", k)
+        made = linear(self, "k_proj", x)
+        k = self._heads("k", made, spec.num_kv_heads)
+        v = split_heads(made if spec.shared_kv_weight else linear(self, "v_proj", x), spec.num_kv_heads)
         if spec.v_norm:
             v = rms_norm(v, None, self.eps)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if spec.rope_dim:
-            table = self.rotary.table(start, x.shape[1], spec.rope_dim, x.device)
-            q, k = self.rotary.rotate(q, table), self.rotary.rotate(k, table)
-        return q, k, v
+        return (k if table is None else self.rotary.rotate(k, table)), v
+
+    def _heads(self, side: str, x: Tensor, heads: int) -> Tensor:
+        """[B, T, heads * d] -> [B, heads, T, d], with the norm of q or k."""
+        norm = self.spec.qk_norm
+        if norm == "full":
+            x = self._norm(side, x)
+        x = x.view(*x.shape[:2], heads, -1)
+        return (x if norm in ("none", "full") else self._norm(side, x)).transpose(1, 2)
 
     def _norm(self, side: str, x: Tensor) -> Tensor:
         """The norm of q or k over the last axis, a head's width or (`full`) all heads'."""

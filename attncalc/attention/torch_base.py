@@ -25,6 +25,7 @@ class Cache:
 
     `tensors` have the names and shapes of the specification's cache, [B, heads, tokens, width]; `length` is the number
     of tokens seen, which a window forgets. `capacity` reserves room so that a full-reach decode step copies nothing.
+    `lends`: the rows that the last step could attend to stay, for layers that read this cache; they are not stored.
     """
 
     length: int = 0
@@ -32,6 +33,8 @@ class Cache:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     parts: dict[str, dict[str, int]] = field(default_factory=dict)
     reserved: set[str] = field(default_factory=set)
+    lends: bool = False
+    present: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -70,12 +73,25 @@ class Cache:
         if reach.kind != "full" and past is not None:
             past = past[:, :, max(0, past.shape[2] - (reach.size - 1)) :]
         present = new if past is None else torch.cat((past, new), dim=2)
+        if self.lends:
+            self.present[name] = present
         keep = reach.stored(seen + added)
         kept = present[:, :, -keep:]
         # A view would keep a larger storage alive: what is stored is exactly what is kept.
         exact = kept.untyped_storage().nbytes() == kept.numel() * kept.element_size()
         self.buffers[name] = kept if exact else kept.clone()
         return present
+
+    def lent(self, name: str, rows: int) -> Tensor:
+        """The last rows [B, heads, rows, width] of a tensor, for another layer of the step that was just counted.
+
+        Raises:
+            ValueError: they are not there; a window keeps them only where `lends` is set.
+        """
+        held = self.present[name] if name in self.present else self.tensors.get(name)
+        if held is None or held.shape[2] < rows:
+            raise ValueError(f"the cache does not hold {rows} rows of {name!r}: `lends` must be set for its own layer")
+        return held[:, :, held.shape[2] - rows :]
 
     def advance(self, new_tokens: int) -> None:
         """Count the new tokens, once all tensors of the step are in."""

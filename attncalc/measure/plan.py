@@ -1,7 +1,7 @@
 """What is measured, and what is predicted of it. Imports no torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from attncalc.attention.base import Attention, HeadShape, Step, cached_form
@@ -74,6 +74,14 @@ class Case:
     def reach(self) -> Reach:
         """Which tokens a query attends to."""
         return self.layer.reach
+
+    @property
+    def lender(self) -> "Case | None":
+        """The layer whose K and V this one reads, of its own dimensions; None where it has its own."""
+        if getattr(self.attention, "own_kv", True):
+            return None
+        own = replace(self.attention, own_kv=True)  # type: ignore[type-var]
+        return Case(self.layer._replace(attention=own), self.workload, self.phase)
 
     @property
     def cached(self) -> str:
@@ -159,6 +167,7 @@ def memory_needed(case: Case, settings: Settings) -> int:
     which a CPU computes in blocks of queries. The reference that gives the error holds the weights in 8 bytes.
     """
     made, width = predict(case, settings), BYTES[settings.dtype]
+    lent = memory_needed(case.lender, settings) if case.lender else 0
     largest = max(op.bytes(made.formats)["activation"] + op.bytes(made.formats)["cache_write"] for op in made.ops)
     attention, shape, w = case.attention, case.heads, case.workload
     slow = settings.path == "reference" or any(getattr(attention, x, False) for x in ("sinks", "logit_softcap"))
@@ -172,7 +181,7 @@ def memory_needed(case: Case, settings: Settings) -> int:
         scores += _selection_memory(attention, w)
     # Keys of a chunk decayed for each query of it, [C, C, K] for each head, in fp32, twice.
     decayed = w.batch * shape.q_heads * getattr(attention, "chunk_size", 0) ** 2 * shape.head_dim_k * 8
-    return made.parameters * (width + 8) + 2 * made.cache_bytes + 4 * largest + scores + decayed
+    return made.parameters * (width + 8) + 2 * made.cache_bytes + 4 * largest + scores + decayed + lent
 
 
 QUERY_BLOCK = 128

@@ -121,23 +121,30 @@ def build(case: Case, path: str | None, device: str, dtype: torch.dtype) -> nn.M
     return made
 
 
+def owner_of(case: Case, path: str | None, device: str, dtype: torch.dtype) -> nn.Module | None:
+    """The layer whose K and V a layer without its own reads; None where a layer has its own."""
+    lender = case.lender
+    return build(lender, path, device, dtype) if lender else None
+
+
 def _measure(case: Case, settings: Settings) -> Measurement:
     dtype, device = TORCH_DTYPES[settings.dtype], settings.device
-    layer = build(case, settings.path, device, dtype)
+    layer, owner = build(case, settings.path, device, dtype), owner_of(case, settings.path, device, dtype)
     w = case.workload
     before = allocated_bytes(device)
-    cache, x = _filled(layer, case, w, device, dtype)
+    cache, x = _filled(layer, owner, case, w, device, dtype)
     with CountOperations() as counter:
         _counted(layer, case, device, dtype)(x, _fork(cache))
     flops = counter.total
     after = _fork(cache)
     layer(x, after)
     grown = allocated_bytes(device)
+    kept = Cache() if owner else after  # what it reads, another layer keeps
     seconds = other_seconds = None
     other = _other(case)
     if device != "meta":
         seconds = median_seconds(lambda: layer(x, _fork(cache)), device, settings.repeat)
-        other_cache, other_x = _filled(layer, other, other.workload, device, dtype)
+        other_cache, other_x = _filled(layer, owner, other, other.workload, device, dtype)
         other_seconds = median_seconds(lambda: layer(other_x, _fork(other_cache)), device, settings.repeat)
     absolute, relative = (None, None) if device == "meta" else _error(layer, case, settings)
     return Measurement(
@@ -145,9 +152,9 @@ def _measure(case: Case, settings: Settings) -> Measurement:
         predicted=predict(case, settings),
         path=str(layer.path),
         parameters=sum(p.numel() for p in layer.parameters()) + sum(b.numel() for b in layer.buffers()),
-        cache_bytes=after.storage_bytes,
-        cache_tensors={name: tuple(t.shape) for name, t in after.tensors.items()},
-        cache_allocated_bytes=None if before is None or grown is None else grown - before,
+        cache_bytes=kept.storage_bytes,
+        cache_tensors={name: tuple(t.shape) for name, t in kept.tensors.items()},
+        cache_allocated_bytes=None if before is None or grown is None or owner else grown - before,
         flops=flops,
         seconds=seconds,
         other_seconds=other_seconds,
@@ -176,20 +183,30 @@ def _other(case: Case) -> Case:
     return Case(case.layer, Workload(w.context, min(w.context, 2 * w.new_tokens), w.batch), case.phase)
 
 
-def _filled(layer: nn.Module, case: Case, w: Workload, device: str, dtype: torch.dtype) -> tuple[Cache, Tensor]:
-    """A cache as it stands before the step, made by the layer itself, and the step's input [B, T, D]."""
+def _filled(
+    layer: nn.Module, owner: nn.Module | None, case: Case, w: Workload, device: str, dtype: torch.dtype
+) -> tuple[Cache, Tensor]:
+    """A cache as it stands before the step, made by the layer itself, and the step's input [B, T, D].
+
+    Where another layer owns the cache, that layer makes it, and runs the step before the one that reads it.
+    """
     width = case.attention.hidden_size
-    cache = Cache(capacity=w.context)
+    cache = Cache(capacity=w.context, lends=owner is not None)
     chunk = w.context if device == "meta" else FILL_CHUNK
     for start in range(0, w.context - w.new_tokens, chunk):
         n = min(chunk, w.context - w.new_tokens - start)
-        layer(torch.randn(w.batch, n, width, device=device, dtype=dtype), cache)
-    return cache, torch.randn(w.batch, w.new_tokens, width, device=device, dtype=dtype)
+        (owner or layer)(torch.randn(w.batch, n, width, device=device, dtype=dtype), cache)
+    x = torch.randn(w.batch, w.new_tokens, width, device=device, dtype=dtype)
+    if owner:
+        owner(x, cache)
+    return cache, x
 
 
 def _fork(cache: Cache) -> Cache:
     """The same cache for one more run: tensors are shared, what a step replaces is replaced in the copy alone."""
-    return Cache(cache.length, cache.capacity, dict(cache.buffers), dict(cache.parts), set(cache.reserved))
+    made = Cache(cache.length, cache.capacity, dict(cache.buffers), dict(cache.parts), set(cache.reserved))
+    made.lends, made.present = cache.lends, dict(cache.present)
+    return made
 
 
 def _error(layer: nn.Module, case: Case, settings: Settings) -> tuple[float, float]:
@@ -201,14 +218,19 @@ def _error(layer: nn.Module, case: Case, settings: Settings) -> tuple[float, flo
     wide = torch.float32 if device == "mps" else torch.float64
     reference = build(case, "reference", device, wide)
     reference.load_state_dict({k: v.to(wide) for k, v in layer.state_dict().items()})
+    owner, wide_owner = owner_of(case, settings.path, device, dtype), owner_of(case, "reference", device, wide)
+    if owner and wide_owner:
+        wide_owner.load_state_dict({k: v.to(wide) for k, v in owner.state_dict().items()})
     context = min(case.workload.context, CHECKED_CONTEXT)
     new_tokens = context if case.phase == "prefill" else min(case.workload.new_tokens, context)
     x = torch.randn(1, context, case.attention.hidden_size, device=device, dtype=dtype)
     outputs = []
-    for module, values in ((layer, x), (reference, x.to(wide))):
-        cache = Cache()
+    for module, lender, values in ((layer, owner, x), (reference, wide_owner, x.to(wide))):
+        cache = Cache(lends=lender is not None)
         for part in (values[:, : context - new_tokens], values[:, context - new_tokens :]):
             if part.shape[1]:
+                if lender:
+                    lender(part, cache)
                 out = module(part, cache)
         outputs.append(out.to(wide))
     got, expected = outputs

@@ -297,6 +297,25 @@ def decode() -> Iterator[Proof]:
     for text, (spec, reach) in specs.items():
         for form in spec.forms:
             yield _stepwise(spec, reach, form, f"{text} {form}" if len(spec.forms) > 1 else text)
+    for reach in (FULL, Reach("window", 5)):
+        yield _stepwise_shared(GQA(32, 4, 2, 8, 8, 8, qk_norm="head"), reach)
+
+
+def _stepwise_shared(spec: GQA, reach: Reach) -> Proof:
+    """A layer without K and V of its own, beside the layer whose cache it reads."""
+    owner, layer = layer_of(spec, reach, "direct"), layer_of(replace(spec, own_kv=False), reach, "direct")
+    x, y = inputs(spec), inputs(spec)
+
+    def run(*splits: int) -> Tensor:
+        cache, out = Cache(lends=True), []
+        for of_owner, of_layer in zip(x.split(splits, dim=1), y.split(splits, dim=1), strict=True):
+            owner(of_owner, cache)
+            out.append(layer(of_layer, cache))
+        return torch.cat(out, dim=1)
+
+    source = "arXiv 2405.12981 (cross-layer attention)"
+    text = f"prompt, chunk, tokens = one prompt: gqa that reads another layer's cache, {reach.text}"
+    return same(text, source, run(TOKENS), run(5, 3, *[1] * (TOKENS - 8)), 1e-11)
 
 
 def _stepwise(spec: Attention, reach: Reach, form: str, text: str) -> Proof:

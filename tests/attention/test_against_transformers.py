@@ -74,7 +74,8 @@ def theirs(model: Any, layer: int) -> tuple[Any, Any]:
     torch.manual_seed(2)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model(inputs_embeds=torch.randn(BATCH, TOKENS, 32), use_cache=False)
+        # With all hidden states asked for, no layer leaves out tokens that the last logits do not need.
+        model(inputs_embeds=torch.randn(BATCH, TOKENS, 32), use_cache=False, output_hidden_states=True)
     hook.remove()
     return seen["x"], seen["out"]
 
@@ -180,6 +181,53 @@ def test_gemma3(layer: int, reach: Reach, path: Any) -> None:
     ours = gqa_torch.Layer(spec, reach, path=path, rotary=rotary, softmax_scale=20**-0.5, eps=config.rms_norm_eps)
     # Gemma multiplies by 1 + w.
     compare(model, layer, load(ours, model, layer, norm_offset=1))
+
+
+LAYER_TYPES = ["sliding_attention", "full_attention"]
+SHARING: dict[str, Any] = {
+    **SHARED,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": LAYER_TYPES * 2,
+    "sliding_window": 6,
+    "head_dim": 16,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    },
+}
+SHARING_OF: dict[str, dict[str, Any]] = {
+    "Gemma3n": {
+        "intermediate_size": [16] * 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "vocab_size_per_layer_input": 32,
+        "hidden_size_per_layer_input": 8,
+    },
+    "Gemma4": {"global_head_dim": 24, "hidden_size_per_layer_input": 0},
+}
+
+
+@pytest.mark.parametrize("path", ["fast", "reference"])
+@pytest.mark.parametrize("kind", [0, 1], ids=["window", "full"])
+@pytest.mark.parametrize("name", SHARING_OF)
+def test_a_layer_that_reads_the_cache_of_another(name: str, kind: int, path: Any) -> None:
+    """Layers 2 and 3 have no K and V: they read those of layers 0 and 1."""
+    model, config = build(name, "Text", **{**SHARING, **SHARING_OF[name]})
+    d = 24 if name == "Gemma4" and kind == 1 else 16
+    spec = GQA(32, 4, 2, d, d, rope_dim=d, qk_norm="head", v_norm=True)
+    reach = FULL if kind else Reach("window", 6)
+    options: dict[str, Any] = {"path": path, "softmax_scale": 1.0, "eps": config.rms_norm_eps}
+    options["rotary"] = Rotary(theta=1e6 if kind else 10000.0)
+    owner = load(gqa_torch.Layer(spec, reach, **options), model, kind)
+    layer = load(gqa_torch.Layer(replace(spec, own_kv=False), reach, **options), model, kind + 2)
+    (of_owner, first), (of_layer, expected) = theirs(model, kind), theirs(model, kind + 2)
+    for splits in ((TOKENS,), (10, 7, 1, 1)):
+        cache, out = Cache(lends=True), []
+        with torch.no_grad():
+            for x, y in zip(of_owner.split(splits, dim=1), of_layer.split(splits, dim=1), strict=True):
+                out.append((owner(x, cache), layer(y, cache)))
+        for got, wanted in zip(map(torch.cat, zip(*out, strict=True), (1, 1)), (first, expected), strict=True):
+            assert (got - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
 @pytest.mark.parametrize("layer", [0, 1])

@@ -299,5 +299,74 @@ def test_yarn_constants_of_deepseek_v3() -> None:
 def test_only_one_form() -> None:
     with pytest.raises(ValueError, match="only the form 'direct'"):
         Layer(BASE, FULL, "absorbed")
-    with pytest.raises(NotImplementedError, match="another layer's"):
-        Layer(replace(BASE, own_kv=False))
+
+
+# The reach of a layer without K and V, and that of the layer whose it reads.
+PAIRS = [
+    *((reach, reach) for reach in REACHES),
+    (Reach("window", 5), FULL),
+    (Reach("chunk", 5), FULL),
+    (Reach("window", 3), Reach("window", 5)),
+]
+
+
+def as_one_layer(owner: Layer, borrower: Layer) -> Layer:
+    """The pair as a layer of its own: it reads [x of the borrower, x of the owner] and writes the borrower's output."""
+    spec = replace(borrower.spec, hidden_size=2 * borrower.spec.hidden_size, own_kv=True, bias=owner.spec.bias)
+    one = Layer(spec, borrower.reach, softcap=SOFTCAP, path="reference", dtype=torch.float64)
+    state = dict(borrower.state_dict())
+    for name, p in owner.state_dict().items():
+        if name[0] in "kv":
+            state[name] = torch.cat((torch.zeros_like(p), p), dim=-1) if name.endswith("proj.weight") else p
+    for name in ("q_proj.weight", "gate_proj.weight"):
+        if name in state:
+            state[name] = torch.cat((state[name], torch.zeros_like(state[name])), dim=-1)
+    for name in ("o_proj.weight", "o_proj.bias"):
+        if name in state:
+            state[name] = torch.cat((state[name], torch.zeros_like(state[name])), dim=0)
+    one.load_state_dict(state)
+    return one
+
+
+def run_pair(owner: Layer, borrower: Layer, x: Any, y: Any, *splits: int, capacity: int = 0) -> Any:
+    cache, out = Cache(capacity=capacity, lends=True), []
+    with torch.inference_mode():
+        for of_owner, of_borrower in zip(x.split(splits, dim=1), y.split(splits, dim=1), strict=True):
+            owner(of_owner, cache)
+            held = cache.storage_bytes, cache.length
+            out.append(borrower(of_borrower, cache))
+            assert (cache.storage_bytes, cache.length) == held
+    return torch.cat(out, dim=1)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [pytest.param(s, id=n, marks=() if n in EVERY_TIME else pytest.mark.slow) for n, s in FEATURES.items()],
+)
+@pytest.mark.parametrize(("reach", "owner_reach"), PAIRS, ids=lambda r: r.text)
+def test_a_layer_that_borrows_its_cache(spec: GQA, reach: Reach, owner_reach: Reach) -> None:
+    """Steps of owner and borrower equal one layer that has the projections of both."""
+    x = sequence(spec)
+    y = x.flip(0) + 1
+    for path in Layer.paths(spec):
+        owner = make(spec, owner_reach, path=path)
+        borrower = make(replace(spec, own_kv=False), reach, path=path)
+        with torch.no_grad():
+            for p in borrower.parameters():
+                p.mul_(0.9)
+        expected = run(as_one_layer(owner, borrower), torch.cat((y, x), dim=-1))[..., : spec.hidden_size]
+        assert_equal(run_pair(owner, borrower, x, y, TOKENS), expected)
+        assert_equal(run_pair(owner, borrower, x, y, 7, 3, 1, 2, capacity=20), expected)
+        assert_equal(run_pair(owner, borrower, x, y, 1, 2, 7, 1, 1, 1), expected)
+
+
+def test_a_borrower_without_what_it_needs() -> None:
+    owner, borrower = make(BASE, Reach("window", 5)), make(replace(BASE, own_kv=False), Reach("window", 5))
+    x, cache = sequence(BASE), Cache()
+    with pytest.raises(ValueError, match="must hold the 13 new tokens"):
+        make(replace(BASE, own_kv=False))(x)
+    owner(x, cache)  # the window holds 5 rows, the prompt needs 13
+    with pytest.raises(ValueError, match="lends"):
+        borrower(x, cache)
+    owner(x[:, :1], cache)
+    assert borrower(x[:, :1], cache).shape == x[:, :1].shape  # one token needs no more than is stored

@@ -57,8 +57,22 @@ def shipped() -> dict[tuple[Any, Reach], str]:
     order = [i for i in EVERY_TIME if i in presets.ids("models")]
     for preset in dict.fromkeys([*order, *presets.ids("models")]):
         for group in attncalc.load(preset).groups:
-            if type(group.attention) in LAYERS and getattr(group.attention, "own_kv", True):
+            if type(group.attention) in LAYERS and not group.cache_from:
                 found.setdefault((group.attention, group.reach), preset)
+    return found
+
+
+def borrowing() -> dict[tuple[GQA, Reach, GQA, Reach], str]:
+    """Every distinct layer without K and V, with the layer whose it reads, and the first model that has the pair."""
+    found: dict[tuple[GQA, Reach, GQA, Reach], str] = {}
+    for preset in presets.ids("models"):
+        groups = attncalc.load(preset).groups
+        owners = {i: group for group in groups for i in group.indices}
+        for group in groups:
+            for owner in (owners[i] for i in dict.fromkeys(group.cache_from)):
+                assert isinstance(group.attention, GQA)
+                assert isinstance(owner.attention, GQA)
+                found.setdefault((group.attention, group.reach, owner.attention, owner.reach), preset)
     return found
 
 
@@ -135,6 +149,41 @@ def check_cache(cache: Cache, expected: Any, context: int) -> None:
     assert all(tensor.dtype == torch.bfloat16 for tensor in cache.tensors.values())
     elements = sum(BATCH * t.heads.size * t.tokens(context) * t.width.size for t in expected)
     assert cache.storage_bytes == 2 * elements
+
+
+BORROWING = [pytest.param(*pair, id=f"{name}-{pair[1].text}") for pair, name in borrowing().items()]
+
+
+@pytest.mark.parametrize(("spec", "reach", "owner_spec", "owner_reach"), BORROWING)
+def test_a_layer_that_borrows_its_cache(spec: GQA, reach: Reach, owner_spec: GQA, owner_reach: Reach) -> None:
+    """No K and V among its parameters, nothing kept, and the FLOPs of a layer that makes none."""
+    assert spec.cache(reach, "direct") == ()
+    for path in gqa_torch.Layer.paths(spec):
+        options: dict[str, Any] = {"path": path, "device": "meta", "dtype": torch.bfloat16}
+        owner, layer = gqa_torch.Layer(owner_spec, owner_reach, **options), gqa_torch.Layer(spec, reach, **options)
+        tensors = {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
+        assert tensors == {w.name: w.sizes for w in spec.weights("direct")}
+        assert not any(name[0] in "kv" for name in tensors)
+        for run in steps(reach):
+            cache, context = Cache(lends=True), 0
+            for new_tokens in run:
+                context += new_tokens
+                x = torch.empty(BATCH, new_tokens, spec.hidden_size, dtype=torch.bfloat16, device="meta")
+                with torch.inference_mode():
+                    owner(x, cache)
+                    with CountOperations() as counted:
+                        out = layer(x, cache)
+                assert out.shape == x.shape
+                check_cache(cache, owner_spec.cache(owner_reach, "direct"), context)
+                step = Step(Workload(context, new_tokens, BATCH), reach, "dense")
+                expected = {c.name: c.flops for c in spec.ops(step, "direct", cached="direct").contractions}
+                if path == "reference":
+                    assert dict(counted.flops) == expected
+                assert counted.total == sum(expected.values())
+
+
+def test_borrowing_layers_ship() -> None:
+    assert set(borrowing().values()) >= {"gemma-4-e2b", "gemma-4-e4b"}
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
