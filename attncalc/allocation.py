@@ -23,8 +23,8 @@ class LayerCache(NamedTuple):
     group: LayerGroup
     cached: str
     tensors: tuple[Tensor, ...]
-    elements_per_token: int
-    growth_bits: int
+    elements_per_token: "int | Fraction"
+    growth_bits: "int | Fraction"
     bytes_fixed: int
 
     @property
@@ -85,12 +85,12 @@ class Allocation(NamedTuple):
         return Fraction(bits, 8)
 
     @property
-    def elements_per_token(self) -> int:
+    def elements_per_token(self) -> "int | Fraction":
         """One token's records in all layers that still grow at this context."""
         return sum(layer.layers * layer.elements_per_token for layer in self.layers if layer.growth_bits)
 
     @property
-    def elements_per_token_per_layer(self) -> int | None:
+    def elements_per_token_per_layer(self) -> "int | Fraction | None":
         """One token's record in a layer that stores tokens; None where layers differ."""
         found = {layer.elements_per_token for layer in self.layers if layer.elements_per_token}
         return found.pop() if len(found) == 1 else None

@@ -5,11 +5,14 @@ is read and written at each step, a layer that borrows a cache stores nothing an
 is stored; what is read stands in the operations.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from attncalc.axes import Dim
 from attncalc.dtypes import Formats, whole_bytes
 from attncalc.reach import Reach
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 
 class Tensor(NamedTuple):
@@ -35,9 +38,13 @@ class CacheTensor(NamedTuple):
     rows: int = 0
 
     @property
-    def elements_per_token(self) -> int:
-        """Elements that one token adds while the tensor grows; 0 for a constant."""
-        return 0 if self.reach is None else self.heads.size * self.width.size
+    def elements_per_token(self) -> "int | Fraction":
+        """Elements that one token adds while the tensor grows, on average over a row; 0 for a constant."""
+        return 0 if self.reach is None else _shared_out(self.heads.size * self.width.size, self.reach)
+
+    def bits_per_token(self, formats: Formats) -> "int | Fraction":
+        """Bits that one token adds while the tensor grows, on average over a row; 0 for a constant."""
+        return 0 if self.reach is None else _shared_out(self.row_bits(formats), self.reach)
 
     def tokens(self, context: int) -> int:
         """Rows of the token axis."""
@@ -54,9 +61,21 @@ class CacheTensor(NamedTuple):
         name = formats.of(self.kind, self.width.size).name
         return Tensor(self.name, shape, name, whole_bytes(bits, f"cache tensor {self.name}"))
 
-    def growth_bits(self, context: int, formats: Formats) -> int:
-        """Bits that the next token of one sequence adds at this context."""
+    def growth_bits(self, context: int, formats: Formats) -> "int | Fraction":
+        """Bits that the next token of one sequence adds at this context; compressed rows on average."""
+        if self.reach and self.reach.kind == "compressed":
+            return self.bits_per_token(formats)
         return (self.tokens(context + 1) - self.tokens(context)) * self.row_bits(formats)
+
+
+def _shared_out(row: int, reach: Reach) -> "int | Fraction":
+    """What each of the tokens adds that share a row of the cache."""
+    tokens = reach.stride or 1
+    if row % tokens == 0:
+        return row // tokens
+    from fractions import Fraction
+
+    return Fraction(row, tokens)
 
 
 def total_bytes(tensors: tuple[Tensor, ...]) -> int:

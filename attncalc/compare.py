@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from attncalc.attention import VARIANTS, variant_class
 from attncalc.attention.base import Attention, HeadShape, Step, cached_form, check_form
@@ -17,6 +17,8 @@ from attncalc.attention.mamba2 import Mamba2
 from attncalc.attention.mfa import MFA
 from attncalc.attention.mla import MLA
 from attncalc.attention.mla_split import MLASplit
+from attncalc.attention.moba import MoBA
+from attncalc.attention.nsa import NSA
 from attncalc.attention.rwkv7 import RWKV7
 from attncalc.attention.tpa import TPA
 from attncalc.cache import CacheTensor, total_bytes
@@ -26,6 +28,9 @@ from attncalc.model import LayerGroup, Model
 from attncalc.ops import Contraction
 from attncalc.reach import FULL, Reach
 from attncalc.workload import Conventions, Workload
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,11 @@ def _rwkv7(hidden_size: int, heads: int, head_k_dim: int, head_v_dim: int) -> RW
 
 
 # The products between a query and what is cached; projections are the rest.
-CORE = ("score", "value", "state_update", "chunk_kk", "chunk_qk", "chunk_w", "chunk_u", "chunk_value")
+CORE = (
+    *("score", "value", "state_update", "chunk_kk", "chunk_qk", "chunk_w", "chunk_u", "chunk_value", "gate_score"),
+    *(f"{branch}_{name}" for branch in ("compress", "select", "window") for name in ("score", "value")),
+)
+SCORES = ("score", "compress_score", "select_score", "window_score")
 
 # How each variant is built at given dimensions. RoPE over the whole head; MLA's is decoupled.
 BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
@@ -138,6 +147,8 @@ BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
     "mfa": lambda d: MFA(d.hidden_size, d.heads, 2048, 256, 256),
     # The paper's ranks.
     "tpa": lambda d: TPA(d.hidden_size, d.heads, d.head_dim, 6, 2, 2, d.head_dim),
+    "nsa": lambda d: NSA(d.hidden_size, d.heads, d.kv_heads, d.head_dim, d.v_head_dim, d.head_dim),
+    "moba": lambda d: MoBA(d.hidden_size, d.heads, d.kv_heads, d.head_dim, d.v_head_dim, d.head_dim),
 }
 
 
@@ -244,10 +255,10 @@ class LayerFigures(NamedTuple):
     layer: Layer
     shape: HeadShape
     cache: tuple[CacheTensor, ...]
-    cache_elements: int
-    cache_bits_per_token: int
+    cache_elements: "int | Fraction"
+    cache_bits_per_token: "int | Fraction"
     cache_bytes_constant: int
-    mha_elements: int
+    mha_elements: "int | Fraction"
     score: Contraction | None
     score_flops: int
     core_flops: int
@@ -272,7 +283,6 @@ def measure_layer(layer: Layer, workload: Workload, conventions: Conventions, tp
     ops = attention.ops(step, layer.form, cached=cached).contractions
     core = [op for op in ops if op.name in CORE]
     layout = attention.cache(layer.reach, cached)
-    growing = [t for t in layout if t.reach is not None]
     constant = tuple(t.at(workload.context, 1, formats) for t in layout if t.reach is None)
     mha = attention.with_kv_heads(attention.query_heads())
     elements = sum(t.elements_per_token for t in layout)
@@ -284,11 +294,11 @@ def measure_layer(layer: Layer, workload: Workload, conventions: Conventions, tp
         shape=attention.heads(layer.form),
         cache=layout,
         cache_elements=elements,
-        cache_bits_per_token=sum(t.row_bits(formats) for t in growing),
+        cache_bits_per_token=sum(t.bits_per_token(formats) for t in layout),
         cache_bytes_constant=total_bytes(constant),
         mha_elements=sum(t.elements_per_token for t in mha.cache(layer.reach, mha.forms[0])) if mha else 0,
         score=next((op for op in core if op.name == "score"), None),
-        score_flops=sum(op.flops for op in core if op.name == "score"),
+        score_flops=sum(op.flops for op in core if op.name in SCORES),
         core_flops=sum(op.flops for op in core),
         core_bytes=sum(sum(op.bytes(formats).values()) for op in core),
         flops_attention=sum(op.flops for op in ops),

@@ -1,5 +1,7 @@
 """The figures that the program is known by, each derived by hand in a comment or published."""
 
+from fractions import Fraction
+
 import pytest
 
 import attncalc
@@ -124,7 +126,7 @@ def test_other_variants_at_equal_dimensions(name: str, elements: int, shape: tup
 
 
 def test_absorbed_against_mqa_and_intensities() -> None:
-    def figures(name: str, context: int = CONTEXT) -> tuple[int, int, int, float]:
+    def figures(name: str, context: int = CONTEXT) -> tuple[int | Fraction, int, int, float]:
         (layer,) = layers_of(name, Dimensions(), None)
         f = measure_layer(layer, Workload(context), Conventions())
         return f.cache_elements, f.score_flops, f.core_flops, f.core_flops / f.core_bytes

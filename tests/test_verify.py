@@ -12,7 +12,8 @@ from tests.conftest import Command
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny tensors: two threads wait for each other longer than they compute
 
-from attncalc.attention import gla_torch, (  # noqa: E402
+from attncalc.attention import (  # noqa: E402
+    gla_torch,
     gqa_torch,
     kda_torch,
     latent_torch,

@@ -32,6 +32,8 @@ VARIANTS = {
     "mamba2": Entry(f"{_HERE}.mamba2", "Mamba2", "state space, one decay per head, constant state"),
     "mamba": Entry(f"{_HERE}.mamba", "Mamba", "state space, decay per state value, constant state"),
     "rwkv7": Entry(f"{_HERE}.rwkv7", "RWKV7", "delta rule, token shift, constant state"),
+    "nsa": Entry(f"{_HERE}.nsa", "NSA", "compressed entries, selected blocks and a window, gated"),
+    "moba": Entry(f"{_HERE}.moba", "MoBA", "a few blocks of tokens, chosen by their mean key"),
     "mla-split": Entry(f"{_HERE}.mla_split", "MLASplit", "cached latents for K and V apart, no RoPE key"),
     "gta": Entry(f"{_HERE}.gta", "GTA", "V is a group's one state, K is it beside a RoPE key"),
     "gla": Entry(f"{_HERE}.gla", "GLA", "a cached latent for a group of heads, one RoPE key"),

@@ -29,7 +29,7 @@ class Step:
         """b, t (new tokens) and s (keys that the step reads)."""
         w = self.workload
         keys = self.reach.keys(w.new_tokens, w.context, self.count)
-        keys_label = "context" if self.reach.kind == "full" else "keys"
+        keys_label = {"full": "context", "compressed": "entries"}.get(self.reach.kind, "keys")
         return {"b": Dim(w.batch, "batch"), "t": Dim(w.new_tokens, "new_tokens"), "s": Dim(keys, keys_label)}
 
     @property

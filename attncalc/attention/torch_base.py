@@ -82,6 +82,12 @@ class Cache:
         self.buffers[name] = kept if exact else kept.clone()
         return present
 
+    def extend(self, name: str, rows: Tensor) -> Tensor:
+        """Add rows [B, heads, rows, width] that do not stand for one token each, and return all of them."""
+        past = self.buffers.get(name)
+        self.buffers[name] = rows if past is None else torch.cat((past, rows), dim=2)
+        return self.buffers[name]
+
     def lent(self, name: str, rows: int) -> Tensor:
         """The last rows [B, heads, rows, width] of a tensor, for another layer of the step that was just counted.
 
@@ -340,6 +346,39 @@ def _one_beside(
         logits = logits.masked_fill(~mask, -torch.inf)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return (logits.softmax(dim=-1).to(v.dtype) @ v).view(batch, heads, 1, -1)
+
+
+def attend_masked(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, *, names: tuple[str, str]
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention over the keys that `allowed` [.., T, S] names: output [B, H, T, e], weights [B, H, T, S].
+
+    A query without keys gives 0. `names` are those of the two products.
+    """
+    (batch, heads, new_tokens, _), (groups, keys) = q.shape, k.shape[1:3]
+    with operation(names[0]):
+        logits = q.reshape(batch, groups, -1, q.shape[-1]) @ k.transpose(2, 3)
+    logits = logits.view(batch, heads, new_tokens, keys) * scale
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    # A row of -inf alone has no softmax: its keys are allowed for a moment, and then weigh nothing.
+    some = allowed.any(dim=-1, keepdim=True)
+    weights = logits.masked_fill(~allowed & some, -torch.inf).softmax(dim=-1) * some
+    with operation(names[1]):
+        out = weights.to(v.dtype).reshape(batch, groups, heads // groups * new_tokens, keys) @ v
+    return out.view(batch, heads, new_tokens, -1), weights
+
+
+def allowed_blocks(chosen: Tensor, size: int, start: int, keys: int) -> Tensor:
+    """[.., T, S] booleans: the earlier keys, and the own one, that lie in a chosen block [.., T, blocks]."""
+    query = torch.arange(start, start + chosen.shape[-2], device=chosen.device)[:, None]
+    causal = torch.arange(keys, device=chosen.device)[None, :] <= query
+    return chosen.repeat_interleave(size, dim=-1)[..., :keys] & causal
+
+
+def largest(scores: Tensor, count: int) -> Tensor:
+    """Booleans of the shape of `scores`: the `count` largest of the last axis, of equals the first, never -inf."""
+    order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, True) & (scores > -torch.inf)  # noqa: FBT003
 
 
 def choose_path(path: KernelPath | None, existing: tuple[KernelPath, ...], why: str) -> KernelPath:

@@ -26,6 +26,8 @@ from attncalc.workload import Workload
 VARIANTS = known_variants()
 DEVICES = ("cpu", "cuda", "mps", "meta")
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
+BRANCHES_OF = {"nsa": 3, "moba": 1}
+"""Variants whose layers have no fused kernel, and how many score matrices they make."""
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 # A whole default run ends within a minute on two CPU cores; a GPU gets DeepSeek-V3's dimensions.
@@ -170,13 +172,18 @@ def memory_needed(case: Case, settings: Settings) -> int:
     lent = memory_needed(case.lender, settings) if case.lender else 0
     largest = max(op.bytes(made.formats)["activation"] + op.bytes(made.formats)["cache_write"] for op in made.ops)
     attention, shape, w = case.attention, case.heads, case.workload
-    slow = settings.path == "reference" or any(getattr(attention, x, False) for x in ("sinks", "logit_softcap"))
+    branches = BRANCHES_OF.get(attention.variant, 0)
+    slow = (
+        settings.path == "reference"
+        or branches
+        or any(getattr(attention, x, False) for x in ("sinks", "logit_softcap"))
+    )
     rows = min(w.context, max(w.new_tokens, FILL_CHUNK))
     if not slow and settings.device == "cpu":
         rows = min(rows, QUERY_BLOCK)
     fused = not slow and shape.head_dim_k == shape.head_dim_v
     keys = case.reach.keys(rows, w.context, "dense") if shape.kv_heads else 0
-    scores = 0 if fused else w.batch * shape.q_heads * rows * keys * (4 + 4 + width)
+    scores = 0 if fused else max(1, branches) * w.batch * shape.q_heads * rows * keys * (4 + 4 + width)
     if isinstance(attention, DSA):
         scores += _selection_memory(attention, w)
     # Keys of a chunk decayed for each query of it, [C, C, K] for each head, in fp32, twice.

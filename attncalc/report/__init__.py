@@ -116,9 +116,9 @@ def bytes_text(value: int | None) -> str:
     return "-" if value is None else both_bytes(value)
 
 
-def elements_text(value: int | None) -> str:
+def elements_text(value: float | str | None) -> str:
     """A record, or that layers differ."""
-    return "differs" if value is None else f"{value:,} elements"
+    return "differs" if value is None else f"{number_text(value)} elements"
 
 
 def flops_text(value: int) -> str:
@@ -159,7 +159,12 @@ def gemm_text(op: Row) -> str:
     return f"{batch}{op['m']} x {op['n']} x {op['k']}"
 
 
-def exact_bytes(bits: int) -> int | float | str:
+def exact_or_none(value: "int | Fraction | None") -> int | float | str | None:
+    """`exact`, where there is a number."""
+    return None if value is None else exact(value)
+
+
+def exact_bytes(bits: "int | Fraction") -> int | float | str:
     """Bits as bytes, whole or not."""
     if bits % 8 == 0:
         return bits // 8

@@ -13,6 +13,7 @@ from attncalc.report import (
     bytes_text,
     elements_text,
     exact,
+    exact_or_none,
     indices_text,
     number_text,
     ratio_text,
@@ -34,8 +35,8 @@ def cache_result(made: "Allocation", compared: "Sequence[Baseline]") -> Row:
         "bytes_per_sequence": made.bytes_per_sequence,
         "bytes_fixed": made.bytes_fixed,
         "bytes_per_token": exact(made.bytes_per_token),
-        "elements_per_token": made.elements_per_token,
-        "elements_per_token_per_layer": made.elements_per_token_per_layer,
+        "elements_per_token": exact(made.elements_per_token),
+        "elements_per_token_per_layer": exact_or_none(made.elements_per_token_per_layer),
         "layers": [_layer_row(layer) for layer in made.layers],
         "baselines": {b.name: _baseline_row(b, made) for b in compared},
         "reasons": [{"rule": r.rule, "bytes": r.bytes} for r in made.reasons],
@@ -50,7 +51,7 @@ def _layer_row(layer: "LayerCache") -> Row:
         "variant": group.variant,
         "cached": layer.cached,
         "reach": group.reach.text,
-        "elements_per_token": layer.elements_per_token,
+        "elements_per_token": exact(layer.elements_per_token),
         "bytes": layer.bytes,
         "tensors": [_tensor_row(t) for t in layer.tensors],
     }
@@ -68,7 +69,7 @@ def _baseline_row(baseline: "Baseline", made: "Allocation") -> Row | None:
     if other is None:
         return None
     return {
-        "elements_per_token_per_layer": other.elements_per_token_per_layer,
+        "elements_per_token_per_layer": exact_or_none(other.elements_per_token_per_layer),
         "bytes_per_token": exact(other.bytes_per_token),
         "bytes_total": other.bytes_total,
         "ratio": other.bytes_total / made.bytes_total if made.bytes_total else None,

@@ -11,6 +11,7 @@ from attncalc.report import (
     Table,
     bytes_text,
     count_text,
+    exact,
     exact_bytes,
     flops_text,
     gemm_text,
@@ -32,10 +33,10 @@ def compare_result(f: "LayerFigures", device: "Device | None", dtype: str) -> Ro
         "kv_heads": f.shape.kv_heads,
         "head_dim_k": f.shape.head_dim_k,
         "head_dim_v": f.shape.head_dim_v,
-        "cache_elements_per_token_per_layer": f.cache_elements,
+        "cache_elements_per_token_per_layer": exact(f.cache_elements),
         "cache_bytes_per_token_per_layer": exact_bytes(f.cache_bits_per_token),
         "cache_bytes_constant": f.cache_bytes_constant,
-        "cache_ratio_to_mha": None if constant_only else f.mha_elements / f.cache_elements,
+        "cache_ratio_to_mha": None if constant_only else float(f.mha_elements / f.cache_elements),
         "score_gemm": {k: gemm[k] for k in ("m", "n", "k")} | {"gemm_batch": gemm["gemm_batch"]} if gemm else None,
         "score_flops": f.score_flops,
         "core_flops": f.core_flops,
@@ -68,7 +69,7 @@ def compare_report(
         Column("name", "variant"),
         Column("kv_heads", "KV", count_text),
         Column("widths", "K/V"),
-        Column("cache_elements_per_token_per_layer", "elem./token", count_text),
+        Column("cache_elements_per_token_per_layer", "elem./token", number_text),
         *(
             (Column("cache_bytes_constant", "constant", lambda v: bytes_text(v or None)),)
             if any(r["cache_bytes_constant"] for r in results)

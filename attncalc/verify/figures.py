@@ -30,7 +30,8 @@ CONTEXT = 131_072
 
 def elements(spec: Attention, form: str | None = None) -> int:
     """Cached elements per token and layer."""
-    return sum(t.elements_per_token for t in spec.cache(FULL, cached_form(spec, form or spec.forms[0])))
+    layout = spec.cache(FULL, cached_form(spec, form or spec.forms[0]))
+    return sum(t.heads.size * t.width.size for t in layout if t.reach == FULL)
 
 
 def core(spec: Attention, form: str, *names: str) -> int:

@@ -22,6 +22,8 @@ from attncalc.attention.mamba2 import Mamba2
 from attncalc.attention.mfa import MFA
 from attncalc.attention.mla import MLA
 from attncalc.attention.mla_split import MLASplit
+from attncalc.attention.moba import MoBA
+from attncalc.attention.nsa import NSA
 from attncalc.attention.rotary import Rotary
 from attncalc.attention.rwkv7 import RWKV7
 from attncalc.attention.torch_base import Cache
@@ -293,6 +295,9 @@ def decode() -> Iterator[Proof]:
         "mamba2": (Mamba2(24, 6, 4, 2, 5, chunk_size=4), FULL),
         "mamba": (Mamba(24, 20, 5, 3, norms=True), FULL),
         "rwkv7": (RWKV7(24, 3, 6, 4, 5, 4, 3, 6), FULL),
+        "nsa": (NSA(32, 4, 2, 8, 6, 4, 4, 2, 0, 4, 2, 1, 1, 3), FULL),
+        "nsa, MLP": (NSA(32, 4, 2, 8, 6, 4, 4, 2, 5, 4, 2, 1, 1, 3), FULL),
+        "moba": (MoBA(32, 4, 2, 8, 6, 4, 3, 2), FULL),
     }
     for text, (spec, reach) in specs.items():
         for form in spec.forms:
@@ -307,8 +312,8 @@ def _stepwise_shared(spec: GQA, reach: Reach) -> Proof:
     x, y = inputs(spec), inputs(spec)
 
     def run(*splits: int) -> Tensor:
-        cache, out = Cache(lends=True), []
-        for of_owner, of_layer in zip(x.split(splits, dim=1), y.split(splits, dim=1), strict=True):
+        cache, out, sizes = Cache(lends=True), [], list(splits)
+        for of_owner, of_layer in zip(torch.split(x, sizes, dim=1), torch.split(y, sizes, dim=1), strict=True):
             owner(of_owner, cache)
             out.append(layer(of_layer, cache))
         return torch.cat(out, dim=1)
