@@ -9,6 +9,7 @@ from attncalc.attention.base import Attention, HeadShape, Step, cached_form, che
 from attncalc.attention.dsa import DSA
 from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
+from attncalc.attention.gqa_index import IndexedGQA
 from attncalc.attention.gta import GTA
 from attncalc.attention.kda import KDA
 from attncalc.attention.linear_state import LinearState
@@ -87,7 +88,8 @@ def _rwkv7(hidden_size: int, heads: int, head_k_dim: int, head_v_dim: int) -> RW
 
 # The products between a query and what is cached; projections are the rest.
 CORE = (
-    *("score", "value", "state_update", "chunk_kk", "chunk_qk", "chunk_w", "chunk_u", "chunk_value", "gate_score"),
+    *("score", "value", "state_update", "chunk_kk", "chunk_qk", "chunk_w", "chunk_u", "chunk_value"),
+    "gate_score",
     *(f"{branch}_{name}" for branch in ("compress", "select", "window") for name in ("score", "value")),
 )
 SCORES = ("score", "compress_score", "select_score", "window_score")
@@ -148,6 +150,18 @@ BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
     # The paper's ranks.
     "tpa": lambda d: TPA(d.hidden_size, d.heads, d.head_dim, 6, 2, 2, d.head_dim),
     "nsa": lambda d: NSA(d.hidden_size, d.heads, d.kv_heads, d.head_dim, d.v_head_dim, d.head_dim),
+    # MiniMax-M3's indexer.
+    "gqa-index": lambda d: IndexedGQA(
+        d.hidden_size,
+        d.heads,
+        d.kv_heads,
+        d.head_dim,
+        d.v_head_dim,
+        d.head_dim,
+        index_dim=d.head_dim,
+        block_size=128,
+        blocks=16,
+    ),
     "moba": lambda d: MoBA(d.hidden_size, d.heads, d.kv_heads, d.head_dim, d.v_head_dim, d.head_dim),
 }
 

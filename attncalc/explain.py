@@ -44,6 +44,12 @@ def substitute(formula: str, symbols: Mapping[str, int]) -> str:
     return re.sub(rf"\(({pattern})\)|(?<![\w])({pattern})(?![\w])", lambda m: str(symbols[m[1] or m[2]]), formula)
 
 
+def _stored_text(reach: Reach) -> str:
+    if reach.kind == "compressed":
+        return f"max(0, (context - {reach.size}) div {reach.stride} + 1), entries of {reach.size} tokens"
+    return f"min(context, {reach.size}), the {reach.kind}"
+
+
 def _cache_row(tensor: CacheTensor, workload: Workload, conventions: Conventions) -> Row:
     made = tensor.at(workload.context, workload.batch, conventions.formats)
     row_format = conventions.formats.of(tensor.kind, tensor.width.size)
@@ -63,7 +69,7 @@ def _cache_row(tensor: CacheTensor, workload: Workload, conventions: Conventions
         formula = f"batch * {stored}{heads} * row_bits / 8"
     where = [f"{row_format.name}: {row_format.text}"]
     if tensor.reach is not None and tensor.reach.kind != "full":
-        where.append(f"tokens = min(context, {tensor.reach.size}), the {tensor.reach.kind}")
+        where.append(f"tokens = {_stored_text(tensor.reach)}")
     if not simple:
         where.append(f"row_bits = {bits} for {tensor.width.label} = {tensor.width.size}")
     return _row(f"cache {tensor.name}", formula, symbols, made.bytes, "B", where)

@@ -95,7 +95,7 @@ class Reach(NamedTuple):
         tail = {
             "top_k": f"f(n) = n * (n + 1) / 2 up to n = {w}, then {w} * {w + 1} / 2 + (n - {w}) * {w}",
             "window": f"f(n) = n * (n + 1) / 2 up to n = {w}, then {w} * {w + 1} / 2 + (n - {w}) * {w}",
-            "blocks": f"f(n) sums i up to {w * self.blocks}, then {w * (self.blocks - 1)} + (i - 1) mod {w} + 1, to n",
+            "blocks": f"f(n) sums i to {w * self.blocks}, then {w * (self.blocks - 1)} + (i - 1) mod {w} + 1, up to n",
             "chunk": f"f(n) = n div {w} * {w} * {w + 1} / 2 + r * (r + 1) / 2 with r = n mod {w}",
         }[self.kind]
         return f"f(S) - f(S - T), {tail}"

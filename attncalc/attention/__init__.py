@@ -33,6 +33,7 @@ VARIANTS = {
     "mamba": Entry(f"{_HERE}.mamba", "Mamba", "state space, decay per state value, constant state"),
     "rwkv7": Entry(f"{_HERE}.rwkv7", "RWKV7", "delta rule, token shift, constant state"),
     "nsa": Entry(f"{_HERE}.nsa", "NSA", "compressed entries, selected blocks and a window, gated"),
+    "gqa-index": Entry(f"{_HERE}.gqa_index", "IndexedGQA", "blocks for each KV head, picked by an indexer"),
     "moba": Entry(f"{_HERE}.moba", "MoBA", "a few blocks of tokens, chosen by their mean key"),
     "mla-split": Entry(f"{_HERE}.mla_split", "MLASplit", "cached latents for K and V apart, no RoPE key"),
     "gta": Entry(f"{_HERE}.gta", "GTA", "V is a group's one state, K is it beside a RoPE key"),

@@ -14,6 +14,7 @@ from attncalc.attention.convert_torch import mla_of
 from attncalc.attention.dsa import DSA
 from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
+from attncalc.attention.gqa_index import IndexedGQA
 from attncalc.attention.gta import GTA
 from attncalc.attention.kda import KDA
 from attncalc.attention.linear_state import LinearState
@@ -297,6 +298,7 @@ def decode() -> Iterator[Proof]:
         "rwkv7": (RWKV7(24, 3, 6, 4, 5, 4, 3, 6), FULL),
         "nsa": (NSA(32, 4, 2, 8, 6, 4, 4, 2, 0, 4, 2, 1, 1, 3), FULL),
         "nsa, MLP": (NSA(32, 4, 2, 8, 6, 4, 4, 2, 5, 4, 2, 1, 1, 3), FULL),
+        "gqa-index": (IndexedGQA(32, 4, 2, 8, 6, 4, 6, 3, 2), FULL),
         "moba": (MoBA(32, 4, 2, 8, 6, 4, 3, 2), FULL),
     }
     for text, (spec, reach) in specs.items():

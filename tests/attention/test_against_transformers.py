@@ -10,9 +10,10 @@ torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny tensors: two threads wait for each other longer than they compute
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-from attncalc.attention import dsa_torch, gqa_torch, mla_torch  # noqa: E402
+from attncalc.attention import dsa_torch, gqa_index_torch, gqa_torch, mla_torch  # noqa: E402
 from attncalc.attention.dsa import DSA  # noqa: E402
 from attncalc.attention.gqa import GQA  # noqa: E402
+from attncalc.attention.gqa_index import IndexedGQA  # noqa: E402
 from attncalc.attention.mla import MLA  # noqa: E402
 from attncalc.attention.rotary import Rotary  # noqa: E402
 from attncalc.attention.torch_base import Cache  # noqa: E402
@@ -181,6 +182,28 @@ def test_gemma3(layer: int, reach: Reach, path: Any) -> None:
     ours = gqa_torch.Layer(spec, reach, path=path, rotary=rotary, softmax_scale=20**-0.5, eps=config.rms_norm_eps)
     # Gemma multiplies by 1 + w.
     compare(model, layer, load(ours, model, layer, norm_offset=1))
+
+
+def test_minimax_m3() -> None:
+    """Blocks of 4 tokens, of which an index head picks 3 for each KV head."""
+    model, config = build(
+        "MiniMaxM3VL",
+        "Text",
+        **SHARED,
+        head_dim=8,
+        dense_intermediate_size=16,
+        layer_types=["full_attention", "minimax_m3_sparse"],
+        mlp_layer_types=["dense", "dense"],
+        index_n_heads=2,
+        index_head_dim=8,
+        index_block_size=4,
+        index_topk_blocks=3,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+    )
+    spec = IndexedGQA(32, 4, 2, 8, 8, 4, index_dim=8, block_size=4, blocks=3)
+    ours = gqa_index_torch.Layer(spec, rotary=Rotary(theta=5e6), eps=config.rms_norm_eps)
+    # Gemma's norms multiply by 1 + w.
+    compare(model, 1, load(ours, model, 1, norm_offset=1))
 
 
 LAYER_TYPES = ["sliding_attention", "full_attention"]

@@ -13,10 +13,11 @@ torch.set_num_threads(1)  # tiny tensors: two threads wait for each other longer
 
 import attncalc  # noqa: E402
 from attncalc import presets  # noqa: E402
-from attncalc.attention import dsa_torch, gqa_torch, mla_split_torch, mla_torch  # noqa: E402
+from attncalc.attention import dsa_torch, gqa_index_torch, gqa_torch, mla_split_torch, mla_torch  # noqa: E402
 from attncalc.attention.base import Step  # noqa: E402
 from attncalc.attention.dsa import DSA  # noqa: E402
 from attncalc.attention.gqa import GQA  # noqa: E402
+from attncalc.attention.gqa_index import IndexedGQA  # noqa: E402
 from attncalc.attention.mla import MLA  # noqa: E402
 from attncalc.attention.mla_split import MLASplit  # noqa: E402
 from attncalc.attention.torch_base import Cache, CountOperations, operation  # noqa: E402
@@ -25,6 +26,7 @@ from attncalc.workload import Workload  # noqa: E402
 
 LAYERS: dict[type, Any] = {
     GQA: gqa_torch.Layer,
+    IndexedGQA: gqa_index_torch.Layer,
     MLA: mla_torch.Layer,
     DSA: dsa_torch.Layer,
     MLASplit: mla_split_torch.Layer,
@@ -42,6 +44,7 @@ EVERY_TIME = (
     "llama-4-scout",
     "mimo-v2-flash",
     "minimax-m2.5",
+    "minimax-m3",
     "phi-3-mini-128k",
     "deepseek-v3",
     "deepseek-v2-lite",
