@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from fractions import Fraction
 from itertools import product
 from typing import Any
 
@@ -145,7 +146,7 @@ def check_cache(cache: Cache, spec: Attention, reach: Reach, cached: str, contex
     assert cache.storage_bytes == 2 * elements
 
 
-def elements(spec: Attention, form: str | None = None) -> int:
+def elements(spec: Attention, form: str | None = None) -> int | Fraction:
     """Cached elements per token and layer."""
     return sum(t.elements_per_token for t in spec.cache(FULL, form or spec.forms[0]))
 
