@@ -103,6 +103,7 @@ def test_recurrent_states_are_predicted_in_fp32() -> None:
 
 
 @pytest.mark.parametrize("preset", ["gpt-oss-20b", "deepseek-v3", "kimi-linear-48b-a3b", "gemma-3-1b"])
+@pytest.mark.slow
 def test_layers_of_models_have_what_is_predicted(attncalc: Command, preset: str) -> None:
     made = attncalc("measure", "--device", "meta", "--model", preset, "--context", "192", "--json")
     assert made.status == 0
@@ -161,6 +162,7 @@ def test_progress_goes_to_stderr_only(attncalc: Command) -> None:
 # What is measured on this machine.
 
 
+@pytest.mark.slow
 def test_a_run_on_the_cpu(attncalc: Command) -> None:
     made = attncalc("measure", "gqa", "linear-state", *SMALL_RUN, "--json")
     assert made.status == 0

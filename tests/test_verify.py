@@ -100,6 +100,7 @@ def test_a_claim_about_other_layers_is_refused(attncalc: Command) -> None:
         pytest.param("kimi-linear-48b-a3b", {"decode", "absorb", "merge", "kda"}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_layers_of_models(attncalc: Command, preset: str, claims: set[str]) -> None:
     made = attncalc("verify", "--model", preset, "--json")
     assert made.status == 0
