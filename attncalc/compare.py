@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from attncalc.attention import VARIANTS, variant_class
 from attncalc.attention.base import Attention, HeadShape, Step, cached_form, check_form
 from attncalc.attention.dsa import DSA
+from attncalc.attention.gdn import GDN
 from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
 from attncalc.attention.gqa_index import IndexedGQA
 from attncalc.attention.gta import GTA
 from attncalc.attention.kda import KDA
+from attncalc.attention.lightning import Lightning
 from attncalc.attention.linear_state import LinearState
 from attncalc.attention.mamba import Mamba
 from attncalc.attention.mamba2 import Mamba2
@@ -20,6 +22,7 @@ from attncalc.attention.mla import MLA
 from attncalc.attention.mla_split import MLASplit
 from attncalc.attention.moba import MoBA
 from attncalc.attention.nsa import NSA
+from attncalc.attention.retnet import RetNet
 from attncalc.attention.rwkv7 import RWKV7
 from attncalc.attention.tpa import TPA
 from attncalc.cache import CacheTensor, total_bytes
@@ -133,6 +136,9 @@ BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
         gate="low_rank",
         gate_rank=d.head_dim,
     ),
+    "gdn": lambda d: GDN(d.hidden_size, d.heads, d.heads, d.head_dim, d.head_dim, conv_kernel=4),
+    "lightning": lambda d: Lightning(d.hidden_size, d.heads, d.head_dim),
+    "retnet": lambda d: RetNet(d.hidden_size, d.heads, d.head_dim, 2 * d.head_dim),
     "linear-state": lambda d: LinearState(d.hidden_size, _half(d.hidden_size, "--hidden-size"), bias=False),
     "mamba2": lambda d: Mamba2(d.hidden_size, _mamba2_heads(d.hidden_size), MAMBA2_HEAD, MAMBA2_GROUPS, state_size=128),
     "mamba": lambda d: Mamba(d.hidden_size, 2 * d.hidden_size, state_size=16, dt_rank=-(-d.hidden_size // 16)),
@@ -171,6 +177,7 @@ OPTIONS = {
     "num_heads": "--heads",
     "num_kv_heads": "--kv-heads",
     "rope_dim": "--head-dim",
+    "head_k_dim": "--head-dim",
     **{name: f"--{name.replace('_', '-')}" for name in Dimensions.__dataclass_fields__},
 }
 

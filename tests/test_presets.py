@@ -189,6 +189,7 @@ ACTIVE = [
     ("jamba-v0.1", 12, 0.2, True, "arXiv 2403.19887, abstract: 12B"),
     ("jamba-1.5-large", 94, 0.5, True, "arXiv 2408.12570, abstract: 94B"),
     ("hunyuan-a13b", 13, 0.5, True, "name, model card: 13B"),
+    ("qwen3.5-397b-a17b", 17, 0.5, True, "name: 17B"),
     ("gpt-oss-20b", 3.61, 0.005, False, "model card, arXiv 2508.10925: embedding not counted, head counted"),
     ("gpt-oss-120b", 5.13, 0.005, False, "model card, arXiv 2508.10925: embedding not counted, head counted"),
 ]

@@ -20,6 +20,7 @@ from attncalc.attention import (  # noqa: E402
     linear_state_torch,
     mla_split_torch,
     mla_torch,
+    state_torch,
     torch_base,
 )
 from attncalc.attention.gqa import GQA  # noqa: E402
@@ -202,22 +203,22 @@ def merging(patch: pytest.MonkeyPatch) -> None:
 
 def delta(patch: pytest.MonkeyPatch) -> None:
     """The recurrent core learns less than it should."""
-    right = kda_torch.recurrent_core
+    right = state_torch.delta_recurrent
 
     def weaker(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any) -> Any:
         return right(q, k, v, g, beta * 0.9, state)
 
-    patch.setattr(kda_torch, "recurrent_core", weaker)
+    patch.setattr(kda_torch, "delta_recurrent", weaker)
 
 
 def lost_state(patch: pytest.MonkeyPatch) -> None:
     """Each step begins with an empty state."""
-    right = kda_torch.chunked_core
+    right = state_torch.delta_chunked
 
     def empty(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, **options: Any) -> Any:
         return right(q, k, v, g, beta, torch.zeros_like(state), **options)
 
-    patch.setattr(kda_torch, "chunked_core", empty)
+    patch.setattr(kda_torch, "delta_chunked", empty)
 
 
 def mask(patch: pytest.MonkeyPatch) -> None:

@@ -36,9 +36,12 @@ VARIANTS = {
     "nsa": Entry(f"{_HERE}.nsa", "NSA", "compressed entries, picked blocks, a window, gated"),
     "moba": Entry(f"{_HERE}.moba", "MoBA", "a few blocks of tokens, chosen by their mean key"),
     "kda": Entry(f"{_HERE}.kda", "KDA", "delta rule, decay per key channel, constant state"),
+    "gdn": Entry(f"{_HERE}.gdn", "GDN", "delta rule, decay per value head, constant state"),
     "mamba2": Entry(f"{_HERE}.mamba2", "Mamba2", "state space, one decay per head, constant state"),
     "mamba": Entry(f"{_HERE}.mamba", "Mamba", "state space, decay per state value, constant state"),
     "rwkv7": Entry(f"{_HERE}.rwkv7", "RWKV7", "delta rule, token shift, constant state"),
+    "lightning": Entry(f"{_HERE}.lightning", "Lightning", "linear attention, fixed decay per head"),
+    "retnet": Entry(f"{_HERE}.retnet", "RetNet", "retention: rotated q and k, fixed decay per head"),
     "linear-state": Entry(f"{_HERE}.linear_state", "LinearState", "one s x s state with elementwise decay"),
 }
 

@@ -10,34 +10,18 @@ S <- S + k u^T; o = S^T q. Value head i reads q/k head i // (HV / H). Source: Ki
 sections 3 and 4; parameter names as in moonshotai/Kimi-Linear-48B-A3B.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from attncalc.attention.base import Attention, HeadShape, Step, check_form, check_tp, require
+from attncalc.attention.state import L2_NORM, SOFTPLUS_DECAY, convolution, delta_chunked, delta_recurrent, kept
 from attncalc.axes import Dim, Weight
 from attncalc.cache import CacheTensor
 from attncalc.errors import AttncalcError
-from attncalc.ops import (
-    ACTIVATION,
-    BIAS,
-    GATE,
-    RMS_NORM,
-    Contraction,
-    Ops,
-    Part,
-    Rowwise,
-    Term,
-    activation,
-    on_chip,
-    product,
-    weight,
-)
+from attncalc.ops import ACTIVATION, BIAS, GATE, RMS_NORM, Ops, Rowwise, activation, product, weight
 from attncalc.reach import Reach
 from attncalc.workload import Workload
 
-L2_NORM = 3  # square, sum, scale
-SOFTPLUS_DECAY = 5  # dt_bias, exponential, addition, logarithm, product with -exp(A_log)
 BOUNDED_DECAY = 4  # dt_bias, product with exp(A_log), sigmoid, product with the bound
 
 
@@ -146,32 +130,24 @@ class KDA:
 
     def cache(self, reach: Reach, form: str) -> tuple[CacheTensor, ...]:  # noqa: ARG002
         """Constant: conv_state [B, 1, W - 1, 2*H*K + HV*V] and recurrent_state [B, HV, K, V]."""
-        axes, K = self._axes, self.head_k_dim
-        state = CacheTensor("recurrent_state", "state", axes["n"], axes["v"], None, K)
-        if self.conv_kernel < 2:
-            return (state,)
-        return (CacheTensor("conv_state", "conv", Dim(1, ""), axes["c"], None, self.conv_kernel - 1), state)
+        return kept(self._axes, "n", self.conv_kernel)
 
     def ops(self, step: Step, form: str, *, cached: str) -> Ops:  # noqa: ARG002
         """Projections, a depthwise convolution 2*B*T*W*channels, and the core.
 
-        Recurrent core: `state_update`, 6*B*T*HV*K*V: S^T k, k u^T and S^T q.
-        Chunked core, as kernels compute it (`dense`, T padded to C): 6*C^2*K + 4*C^2*V + 6*C*K*V for each head and
-        chunk; the last term is `state_update`. `causal` counts of C x C products what is not zero: C*(C-1)/2 pairs
-        in k k^T, C*(C+1)/2 in the other lower triangles, the last chunk being as long as it is. The triangular
-        inverse is elementwise. Kimi Linear's paper counts otherwise: 6*T*d^2 + 3*T*C*d + T*C^2.
-        Chunks begin at the step's first new token. The state is read and written once in a step, and so are the
-        columns of the convolution; what passes between the products of a core stays on chip.
+        The core is `delta_recurrent` or `delta_chunked` of the module `state`; Kimi Linear's paper counts its chunks
+        otherwise: 6*T*d^2 + 3*T*C*d + T*C^2.
         """
         check_form(self, form)
         axes = self._axes | step.axes
-        core = self._chunked(step, axes) if form == "chunked" else self._recurrent(axes)
+        decay = activation("f", "b t h j k")
+        core = delta_chunked(step, axes, self.chunk_size, decay) if form == "chunked" else delta_recurrent(axes, decay)
         x = activation("x", "b t D")
         products = [
             product("q_proj", x, weight("q_proj", "h k D"), activation("q", "b t h k"), axes),
             product("k_proj", x, weight("k_proj", "h k D"), activation("k", "b t h k"), axes),
             product("v_proj", x, weight("v_proj", "h j v D"), activation("v", "b t h j v"), axes),
-            *self._conv(axes),
+            *convolution(axes, self.conv_kernel),
         ]
         if self.decay == "low_rank":
             f_a = activation("f_a", "b t r")
@@ -193,94 +169,6 @@ class KDA:
         attn, y = activation("attn", "b t h j v"), activation("y", "b t D")
         products.append(product("o_proj", attn, weight("o_proj", "D (h j v)"), y, axes))
         return Ops(tuple(products), self._rowwise(axes, core.rowwise))
-
-    def _conv(self, axes: dict[str, Dim]) -> tuple[Contraction, ...]:
-        if not self.conv_kernel:
-            return ()
-        read, written = [activation("qkv", "b t c")], [activation("qkv", "b t c")]
-        if self.conv_kernel > 1:
-            read.append(Part("conv_state", "b u c", "cache", "conv"))
-            written.append(Part("conv_state", "b u c", "cache_write", "conv"))
-        taps = Part("conv1d", "c w", "weight", "vector")
-        return (product("conv", Term("b t c w", tuple(read)), taps, Term("b t c", tuple(written)), axes),)
-
-    def _recurrent(self, axes: dict[str, Dim]) -> Ops:
-        q, k = activation("q", "b t h k"), activation("k", "b t h k")
-        state, kept = Part("recurrent_state", "b h j k v", "cache", "state"), on_chip("recurrent_state", "b h j k v")
-        # u = beta (v - S^T k); S^T k stays on chip.
-        u = Term("b t h j v", (activation("v", "b t h j v"), activation("beta", "b t h j")))
-        new_state = Part("recurrent_state", "b h j k v", "cache_write", "state")
-        decay = activation("f", "b t h j k")
-        products = (
-            product("state_update", k, Term("b h j k v", (state, decay)), on_chip("predicted", "b t h j v"), axes),
-            product("state_update", on_chip("k", "b t h k"), u, new_state, axes),
-            product("state_update", q, kept, activation("o", "b t h j v"), axes),
-        )
-        rowwise = (
-            Rowwise("decay_exp", "b t h j k", 1, axes),
-            Rowwise("state_decay", "b t h j k v", 1, axes),
-            Rowwise("delta", "b t h j v", 2, axes),  # v - S^T k, product with beta
-        )
-        return Ops(products, rowwise)
-
-    def _chunked(self, step: Step, axes: dict[str, Dim]) -> Ops:
-        T, C, dense = step.workload.new_tokens, self.chunk_size, step.count == "dense"
-        chunks, rest = -(-T // C), T % C
-        # i: the new tokens as they are stored; t: as they are computed.
-        computed = Dim(chunks * C, "new_tokens padded to chunk_size") if dense else axes["t"]
-        axes = axes | {"i": axes["t"], "t": computed, "s": Dim(C, "chunk_size"), "z": Dim(chunks, "chunks")}
-
-        def over_chunks(of: Callable[[int], int], formula: str) -> tuple[int, str]:
-            """The sum over all chunks, whole and last."""
-            return T // C * of(C) + of(rest), f"T div C * f(C) + f(T mod C), f(n) = {formula}, C = {C}"
-
-        square = chunks * C * C, f"ceil(T / C) * C * C, C = {C}"
-        below = square if dense else over_chunks(lambda n: n * (n - 1) // 2, "n * (n - 1) / 2")
-        inclusive = square if dense else over_chunks(lambda n: n * (n + 1) // 2, "n * (n + 1) / 2")
-        triples = over_chunks(lambda n: n * (n - 1) * (n - 2) // 6, "n * (n - 1) * (n - 2) / 6")
-        if dense:
-            triples = chunks * C * (C - 1) * (C - 2) // 6, f"ceil(T / C) * C * (C - 1) * (C - 2) / 6, C = {C}"
-
-        def intra(name: str, left: Term, right: Term, out: Term, pairs: tuple[int, str]) -> Contraction:
-            if dense:
-                return product(name, left, right, out, axes)
-            return Contraction(name, left, right, out, axes, *pairs)
-
-        q = Term("b h j t k", (activation("q", "b i h k"),))
-        k = Term("b h j t k", (activation("k", "b i h k"), activation("f", "b i h j k")))
-        v = Term("b h j s v", (activation("v", "b i h j v"), activation("beta", "b i h j")))
-        o = Term("b h j t v", (activation("o", "b i h j v"),))
-        keys, corrected = (Term(f"b h j s {a}", (on_chip(n, f"b i h j {a}"),)) for n, a in (("k", "k"), ("u", "v")))
-        lower = Term("b h j t s", (on_chip("scores", "b h j t s"),))
-        left, right = (Term(f"b h j t {a}", (on_chip(n, f"b i h j {a}"),)) for n, a in (("w", "k"), ("u", "v")))
-        state = Part("recurrent_state", "b h j k v", "cache", "state")
-        new_state = Part("recurrent_state", "b h j k v", "cache_write", "state")
-        kept = on_chip("recurrent_state", "b h j k v")
-        products = (
-            intra("chunk_kk", k, keys, lower, below),
-            intra("chunk_qk", q, keys, lower, inclusive),
-            intra("chunk_w", lower, keys, left, inclusive),
-            intra("chunk_u", lower, v, right, inclusive),
-            product("state_update", left, state, right, axes),
-            product("state_update", left, kept, right, axes),
-            intra("chunk_value", lower, corrected, o, inclusive),
-            product("state_update", left, right, new_state, axes),
-        )
-        rowwise = (
-            # Cumulative sum, its exponential times q and k (3), and for the state's k a difference too (3).
-            Rowwise("decay_rows", "b h j t k", 7, axes),
-            # Difference, exponential and product that decay k for each query, as defined; kernels factor it.
-            Rowwise("decay_pairs", "b h j k", 3, axes, *inclusive),
-            Rowwise("beta_pairs", "b h j", 1, axes, *below),
-            Rowwise("beta_rows", "b h j t k", 1, axes),
-            Rowwise("beta_values", "b h j t v", 1, axes),
-            # Row by row: x_ci = -(a_ci + sum of a_cm x_mi over i < m < c).
-            Rowwise("triangular_inverse", "b h j", 2, axes, *triples),
-            Rowwise("delta", "b h j t v", 2, axes),  # u - w S, and the sum of the two outputs
-            Rowwise("state_decay_exp", "b z h j k", 1, axes),
-            Rowwise("state_decay", "b z h j k v", 2, axes),  # decay, and the sum with the chunk's product
-        )
-        return Ops(products, rowwise)
 
     def _rowwise(self, axes: dict[str, Dim], core: tuple[Rowwise, ...]) -> tuple[Rowwise, ...]:
         out = [Rowwise("conv_silu", "b t c", ACTIVATION, axes)] if self.conv_kernel else []

@@ -12,35 +12,28 @@ from torch.nn import functional
 from attncalc.attention.base import check_form
 from attncalc.attention.conv_torch import convolve
 from attncalc.attention.kda import KDA
-from attncalc.attention.torch_base import Cache, KernelPath, choose_path, initialise, linear, make_parameters, operation
+from attncalc.attention.state_torch import (
+    delta_chunked,
+    delta_recurrent,
+    keep_state,
+    kept_state,
+    l2_norm,
+    wide,
+)
+from attncalc.attention.torch_base import (
+    Cache,
+    KernelPath,
+    choose_path,
+    initialise,
+    linear,
+    make_parameters,
+    operation,
+    rms_norm,
+    split_heads,
+)
 from attncalc.reach import FULL, Reach
 
 DECAY_BOUND = -5.0
-L2_EPS = 1e-6
-
-
-def l2_norm(x: Tensor) -> Tensor:
-    """L2 norm: x / sqrt(sum x^2 + 1e-6) over the last axis, as flash-linear-attention does."""
-    return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + L2_EPS)
-
-
-def recurrent_core(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The delta rule token by token: o [B, HV, T, V] and the new state [B, HV, K, V].
-
-    q and k [B, HV, T, K] are normalised, q scaled; v [B, HV, T, V], log-decay g [B, HV, T, K], beta [B, HV, T].
-    """
-    out = []
-    for t in range(q.shape[2]):
-        q_t, k_t, v_t = q[:, :, t : t + 1], k[:, :, t : t + 1], v[:, :, t : t + 1]
-        state = state * g[:, :, t, :, None].exp()
-        with operation("state_update"):
-            predicted = k_t @ state
-        u = beta[:, :, t, None, None] * (v_t - predicted)
-        with operation("state_update"):
-            state = state + k_t.mT @ u
-        with operation("state_update"):
-            out.append(q_t @ state)
-    return torch.cat(out, dim=2), state
 
 
 def decayed_products(q: Tensor, k: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,43 +72,6 @@ def decayed_products_in_blocks(q: Tensor, k: Tensor, total: Tensor, block: int =
             with operation("chunk_qk"):
                 qk[:, :, rows, :r] = (q_rows * down) @ keys
     return kk, qk
-
-
-def chunked_core(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, *, size: int, blocks: bool = False
-) -> tuple[Tensor, Tensor]:
-    """The delta rule in chunks of `size` tokens; arguments and results as of `recurrent_core`.
-
-    With G the cumulative g in the chunk, A = beta_c k_c k_i exp(G_c - G_i) below the diagonal and M = (I + A)^-1:
-    w = M (beta exp(G) k), u = M (beta v), v' = u - w S, o = (exp(G) q) S + (q_c k_i exp(G_c - G_i)) v',
-    S <- Diag(exp G_C) S + (exp(G_C - G) k)^T v'. The last chunk is padded with tokens that change nothing.
-    """
-    new_tokens = q.shape[2]
-    pad = -new_tokens % size
-    q, k, v, g = (functional.pad(x, (0, 0, 0, pad)) for x in (q, k, v, g))
-    beta = functional.pad(beta, (0, pad)).unsqueeze(-1)
-    identity = torch.eye(size, dtype=q.dtype, device=q.device)
-    out = []
-    for start in range(0, new_tokens + pad, size):
-        qc, kc, vc, gc, bc = (x[:, :, start : start + size] for x in (q, k, v, g, beta))
-        total = gc.cumsum(2)
-        kk, qk = decayed_products_in_blocks(qc, kc, total) if blocks else decayed_products(qc, kc, total)
-        system = identity + bc * kk
-        inverse = torch.linalg.solve_triangular(system, identity.expand_as(system), upper=False, unitriangular=True)
-        with operation("chunk_w"):
-            w = inverse @ (bc * total.exp() * kc)
-        with operation("chunk_u"):
-            u = inverse @ (bc * vc)
-        with operation("state_update"):
-            corrected = u - w @ state
-        with operation("state_update"):
-            read = (qc * total.exp()) @ state
-        with operation("chunk_value"):
-            out.append(read + qk @ corrected)
-        last = total[:, :, -1:]
-        with operation("state_update"):
-            state = state * last.exp().mT + (kc * (last - total).exp()).mT @ corrected
-    return torch.cat(out, dim=2)[:, :, :new_tokens], state
 
 
 class Layer(nn.Module):
@@ -161,40 +117,27 @@ class Layer(nn.Module):
         spec = self.spec
         batch, new_tokens, _ = x.shape
         H, HV, K, V = spec.num_heads, spec.num_v_heads, spec.head_k_dim, spec.head_v_dim
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        mixed = self._convolution(torch.cat([linear(self, f"{n}_proj", x) for n in "qkv"], dim=-1), cache)
-        q, k, v = torch.split(mixed.to(wide), [H * K, H * K, HV * V], dim=-1)
-
-        def heads(values: Tensor, count: int) -> Tensor:
-            return values.view(batch, new_tokens, count, -1).transpose(1, 2)
-
-        q, k = (l2_norm(heads(a, H)).repeat_interleave(HV // H, dim=1) for a in (q, k))
-        g = heads(self._decay(x).to(wide), HV)
-        beta = torch.sigmoid(linear(self, "b_proj", x).to(wide)).transpose(1, 2)
-        state = cache.buffers.get("recurrent_state") if cache is not None else None
-        if state is None:
-            state = torch.zeros(batch, HV, K, V, dtype=wide, device=x.device)
-        arguments = (q * K**-0.5, k, heads(v, HV), g, beta, state)
+        mixed = torch.cat([linear(self, f"{n}_proj", x) for n in "qkv"], dim=-1)
+        if spec.conv_kernel:
+            taps = torch.cat([self.get_parameter(f"{n}_conv1d.weight") for n in "qkv"])
+            mixed = convolve(mixed, taps, cache)
+        q, k, v = torch.split(mixed.to(wide(x)), [H * K, H * K, HV * V], dim=-1)
+        q, k = (l2_norm(split_heads(a, H)).repeat_interleave(HV // H, dim=1) for a in (q, k))
+        v, g = split_heads(v, HV), split_heads(self._decay(x), HV)
+        beta = torch.sigmoid(linear(self, "b_proj", x).to(wide(x))).transpose(1, 2)
+        arguments = (q * K**-0.5, k, v, g, beta, kept_state(cache, v, K))
         if self.form == "chunked":
-            o, state = chunked_core(*arguments, size=spec.chunk_size, blocks=self.path == "fast")
+            decayed = decayed_products_in_blocks if self.path == "fast" else decayed_products
+            o, state = delta_chunked(*arguments, size=spec.chunk_size, decayed=decayed)
         else:
-            o, state = recurrent_core(*arguments)
-        if cache is not None:
-            cache.buffers["recurrent_state"] = state
-            cache.advance(new_tokens)
-        o = o.transpose(1, 2)
-        o = o * torch.rsqrt(o.pow(2).mean(-1, keepdim=True) + self.eps) * self.get_parameter("o_norm.weight").to(wide)
+            o, state = delta_recurrent(*arguments)
+        keep_state(cache, state, new_tokens)
+        o = rms_norm(o.transpose(1, 2), self.get_parameter("o_norm.weight").to(wide(x)), self.eps)
         if spec.gate != "none":
             source = linear(self, "g_a_proj", x) if spec.gate == "low_rank" else x
             gate = linear(self, "g_b_proj" if spec.gate == "low_rank" else "g_proj", source)
-            o = o * torch.sigmoid(gate.to(wide)).view(batch, new_tokens, HV, V)
+            o = o * torch.sigmoid(gate.to(wide(x))).view(batch, new_tokens, HV, V)
         return linear(self, "o_proj", o.reshape(batch, new_tokens, HV * V).to(x.dtype))
-
-    def _convolution(self, mixed: Tensor, cache: Cache | None) -> Tensor:
-        """SiLU of the causal depthwise convolution of q, k and v [B, T, channels] over the last W tokens."""
-        if not self.spec.conv_kernel:
-            return mixed
-        return convolve(mixed, torch.cat([self.get_parameter(f"{n}_conv1d.weight") for n in "qkv"]), cache)
 
     def _decay(self, x: Tensor) -> Tensor:
         """Log-decay g [B, T, HV * K], in float32 at least."""
@@ -204,7 +147,6 @@ class Layer(nn.Module):
             if spec.decay == "low_rank"
             else linear(self, "f_proj", x)
         )
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        f = f.to(wide) + self.get_parameter("dt_bias").to(wide)
-        rate = self.get_parameter("A_log").to(wide).exp().repeat_interleave(spec.head_k_dim)
+        f = f.to(wide(x)) + self.get_parameter("dt_bias").to(wide(x))
+        rate = self.get_parameter("A_log").to(wide(x)).exp().repeat_interleave(spec.head_k_dim)
         return DECAY_BOUND * torch.sigmoid(rate * f) if spec.lower_bound else -rate * functional.softplus(f)

@@ -8,15 +8,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attncalc.attention import gqa_torch, kda_torch, mla_split_torch, mla_torch
+from attncalc.attention import gqa_torch, mla_split_torch, mla_torch, state_torch
 from attncalc.attention.base import Attention, cached_form
 from attncalc.attention.convert_torch import mla_of
 from attncalc.attention.dsa import DSA
+from attncalc.attention.gdn import GDN
 from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
 from attncalc.attention.gqa_index import IndexedGQA
 from attncalc.attention.gta import GTA
 from attncalc.attention.kda import KDA
+from attncalc.attention.lightning import Lightning
 from attncalc.attention.linear_state import LinearState
 from attncalc.attention.mamba import Mamba
 from attncalc.attention.mamba2 import Mamba2
@@ -25,6 +27,7 @@ from attncalc.attention.mla import MLA
 from attncalc.attention.mla_split import MLASplit
 from attncalc.attention.moba import MoBA
 from attncalc.attention.nsa import NSA
+from attncalc.attention.retnet import RetNet
 from attncalc.attention.rotary import Rotary
 from attncalc.attention.rwkv7 import RWKV7
 from attncalc.attention.torch_base import Cache
@@ -54,6 +57,11 @@ SPARSE = DSA(48, 4, 20, 16, 12, 8, 10, index_n_heads=6, index_head_dim=10, index
 KDAS = {
     "HV = H": KDA(40, 2, 2, 8, 8, decay="low_rank", decay_rank=4, gate="low_rank", gate_rank=4, chunk_size=4),
     "HV = 2 H": KDA(40, 2, 4, 8, 6, gate="full", chunk_size=4),
+}
+STATES: dict[str, GDN | Lightning | RetNet] = {
+    "gdn": GDN(40, 2, 4, 8, 6, conv_kernel=4, chunk_size=4),
+    "lightning": Lightning(40, 4, 8, chunk_size=4),
+    "retnet": RetNet(40, 4, 8, 16, chunk_size=4),
 }
 MLA_SOURCE = "arXiv 2405.04434 section 2.1.2; documents 000, 002, 004"
 
@@ -243,11 +251,11 @@ def gva() -> Iterator[Proof]:
         wide_q = (q.repeat_interleave(G, dim=1) * K**-0.5).detach().requires_grad_()
         wide_k = k.repeat_interleave(G, dim=1).detach().requires_grad_()
         weights = torch.randn(2, 6, 5, 4, dtype=torch.float64)
-        whole, _ = kda_torch.recurrent_core(
+        whole, _ = state_torch.delta_recurrent(
             q.repeat_interleave(G, dim=1) * K**-0.5, k.repeat_interleave(G, dim=1), v, g, beta, state
         )
         torch.autograd.backward((whole * weights).sum())
-        apart, _ = kda_torch.recurrent_core(wide_q, wide_k, v, g, beta, state)
+        apart, _ = state_torch.delta_recurrent(wide_q, wide_k, v, g, beta, state)
         torch.autograd.backward((apart * weights).sum())
     if q.grad is None or k.grad is None or wide_q.grad is None or wide_k.grad is None:
         raise RuntimeError("no gradient")
@@ -258,17 +266,17 @@ def gva() -> Iterator[Proof]:
 
 
 def kda() -> Iterator[Proof]:
-    """Recurrent and chunked forms agree."""
-    for text, spec in KDAS.items():
+    """Recurrent and chunked forms agree, for every variant that has both."""
+    for text, spec in (KDAS | STATES).items():
         yield from _chunked(spec, text)
 
 
-def _chunked(spec: KDA, text: str) -> Iterator[Proof]:
+def _chunked(spec: KDA | GDN | Lightning | RetNet, text: str) -> Iterator[Proof]:
     recurrent = layer_of(spec, FULL, "recurrent")
     x = inputs(spec, 2 * spec.chunk_size + 3)
-    chunked = kda_torch.Layer(spec, form="chunked", dtype=torch.float64)
+    chunked = layer_of(spec, FULL, "chunked")
     chunked.load_state_dict(recurrent.state_dict())
-    yield same(f"chunked = recurrent, {text}", "arXiv 2510.26692 section 3", recurrent(x), chunked(x), 1e-11)
+    yield same(f"chunked = recurrent, {text}", spec.source, recurrent(x), chunked(x), 1e-11)
 
 
 def decode() -> Iterator[Proof]:
@@ -292,6 +300,7 @@ def decode() -> Iterator[Proof]:
         "mfa": (MFA(32, 4, 20, 12, 12), FULL),
         "tpa": (TENSOR_PRODUCT, FULL),
         "kda": (KDAS["HV = 2 H"], FULL),
+        **{text: (spec, FULL) for text, spec in STATES.items()},
         "linear-state": (LinearState(24, 10), FULL),
         "mamba2": (Mamba2(24, 6, 4, 2, 5, chunk_size=4), FULL),
         "mamba": (Mamba(24, 20, 5, 3, norms=True), FULL),
@@ -451,7 +460,7 @@ def _claims_of(spec: Attention, reach: Reach, text: str) -> dict[str, Callable[[
         claims["merge"] = lambda: _forms(text, spec, ("merged",))
     elif isinstance(spec, (GLA, TPA)):
         claims["forms"] = lambda: _same_weights(text, spec)
-    elif isinstance(spec, KDA):
+    elif isinstance(spec, (KDA, GDN, Lightning, RetNet)):
         claims["kda"] = lambda: _chunked(spec, text)
     elif isinstance(spec, GQA) and spec == GQA(
         spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim, spec.rope_dim

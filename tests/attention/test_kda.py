@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from attncalc.attention.base import Step
 from attncalc.attention.kda import KDA
-from attncalc.attention.kda_torch import Layer, recurrent_core
+from attncalc.attention.kda_torch import Layer
 from attncalc.attention.mla import MLA
 from attncalc.attention.mla_torch import Layer as MLALayer
+from attncalc.attention.state_torch import delta_recurrent
 from attncalc.attention.torch_base import Cache, CountOperations
 from attncalc.dtypes import Formats
 from attncalc.errors import AttncalcError
@@ -381,8 +382,8 @@ def test_one_decay_for_a_head_is_the_gated_delta_rule() -> None:
         return torch.stack(out, dim=2)
 
     same = g[..., :1].expand_as(g)
-    assert relative(recurrent_core(q, k, v, same, beta, start)[0], gated_delta(same)) < 1e-12
-    assert relative(recurrent_core(q, k, v, g, beta, start)[0], gated_delta(g)) > 1e-2
+    assert relative(delta_recurrent(q, k, v, same, beta, start)[0], gated_delta(same)) < 1e-12
+    assert relative(delta_recurrent(q, k, v, g, beta, start)[0], gated_delta(g)) > 1e-2
 
 
 def test_gradient_of_repetition_is_the_sum_over_the_group() -> None:
@@ -394,7 +395,7 @@ def test_gradient_of_repetition_is_the_sum_over_the_group() -> None:
     k_repeated = k.repeat_interleave(group, dim=1)
     for repeated in (q_repeated, k_repeated):
         repeated.retain_grad()
-    recurrent_core(q_repeated, k_repeated, v, g, beta, start)[0].square().sum().backward()
+    delta_recurrent(q_repeated, k_repeated, v, g, beta, start)[0].square().sum().backward()
     for one, repeated, scale in ((q, q_repeated, width**-0.5), (k, k_repeated, 1.0)):
         assert one.grad is not None
         assert repeated.grad is not None

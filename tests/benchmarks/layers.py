@@ -37,17 +37,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from attncalc.attention import kda_torch, mla_split_torch, mla_torch
+from attncalc.attention import mla_split_torch, mla_torch
 from attncalc.attention.base import cached_form
+from attncalc.attention.gdn import GDN
 from attncalc.attention.gqa import GQA
 from attncalc.attention.kda import KDA
+from attncalc.attention.lightning import Lightning
 from attncalc.attention.linear_state import LinearState
 from attncalc.attention.mla import MLA
 from attncalc.attention.mla_split import MLASplit
+from attncalc.attention.retnet import RetNet
 from attncalc.attention.torch_base import Cache
-from attncalc.compare import layers_of
-from attncalc.measure.plan import FILL_CHUNK, SMALL, VARIANTS, Case
+from attncalc.compare import Layer, layers_of
+from attncalc.measure.plan import FILL_CHUNK, SMALL, Case
 from attncalc.measure.run import build
+from attncalc.reach import FULL
 from attncalc.workload import Workload
 
 TOLERANCE = 1e-4
@@ -56,6 +60,9 @@ REQUIRED_RATIO = 5.0
 DEEPSEEK_LIKE = MLA(2048, 16, None, 512, 128, 64, 128)
 
 Weights = dict[str, Tensor]
+
+# The variants that have a straightforward version here.
+COMPARED = ("mha", "gqa", "mqa", "mla", "mla-split", "kda", "gdn", "lightning", "retnet", "linear-state")
 Past = dict[str, Tensor]
 """What came before; a step puts its own in."""
 
@@ -147,20 +154,43 @@ def plain_mla_split(spec: MLASplit, w: Weights, x: Tensor, past: Past, *, keep_k
 def plain_kda(spec: KDA, w: Weights, x: Tensor, past: Past) -> Tensor:
     """KDA with a short convolution, low-rank decay and gate; as many value heads as q/k heads."""
     batch, new_tokens, _ = x.shape
-    heads, width, taps = spec.num_heads, spec.head_k_dim, spec.conv_kernel
+    heads, width = spec.num_heads, spec.head_k_dim
     mixed = torch.cat([x @ w[f"{n}_proj.weight"].T for n in "qkv"], dim=-1)
-    before = past["conv_state"][:, 0] if past else mixed.new_zeros(batch, taps - 1, mixed.shape[-1])
-    mixed = torch.cat((before, mixed), dim=1)
-    past["conv_state"] = mixed[:, None, new_tokens:].clone()
     kernel = torch.cat([w[f"{n}_conv1d.weight"] for n in "qkv"])
-    mixed = functional.silu(functional.conv1d(mixed.transpose(1, 2), kernel, groups=len(kernel))).transpose(1, 2)
-    q, k, v = (part.view(batch, new_tokens, heads, -1) for part in mixed.split(heads * width, dim=-1))
-    q = q / torch.sqrt(q.pow(2).sum(-1, keepdim=True) + 1e-6) / width**0.5
-    k = k / torch.sqrt(k.pow(2).sum(-1, keepdim=True) + 1e-6)
     f = (x @ w["f_a_proj.weight"].T @ w["f_b_proj.weight"].T + w["dt_bias"]).view(batch, new_tokens, heads, width)
     decay = torch.exp(-w["A_log"].exp()[:, None] * functional.softplus(f))
     beta = torch.sigmoid(x @ w["b_proj.weight"].T)
-    state = past.get("recurrent_state", x.new_zeros(batch, heads, width, spec.head_v_dim))
+    o = plain_delta(convolved(mixed, kernel, past), decay, beta, heads, width, past)
+    gate = torch.sigmoid(x @ w["g_a_proj.weight"].T @ w["g_b_proj.weight"].T)
+    return (norm(o, w["o_norm.weight"]).flatten(2) * gate) @ w["o_proj.weight"].T
+
+
+def plain_gdn(spec: GDN, w: Weights, x: Tensor, past: Past) -> Tensor:
+    """Gated DeltaNet with a short convolution and a gate; as many value heads as q/k heads."""
+    mixed = convolved(x @ w["in_proj_qkv.weight"].T, w["conv1d.weight"], past)
+    decay = torch.exp(-w["A_log"].exp() * functional.softplus(x @ w["in_proj_a.weight"].T + w["dt_bias"]))
+    beta = torch.sigmoid(x @ w["in_proj_b.weight"].T)
+    o = plain_delta(mixed, decay[..., None], beta, spec.num_heads, spec.head_k_dim, past)
+    gate = functional.silu(x @ w["in_proj_z.weight"].T)
+    return (norm(o, w["norm.weight"]).flatten(2) * gate) @ w["out_proj.weight"].T
+
+
+def convolved(mixed: Tensor, kernel: Tensor, past: Past) -> Tensor:
+    """SiLU of the short convolution of [B, T, channels]."""
+    batch, new_tokens, channels = mixed.shape
+    before = past["conv_state"][:, 0] if past else mixed.new_zeros(batch, kernel.shape[2] - 1, channels)
+    mixed = torch.cat((before, mixed), dim=1)
+    past["conv_state"] = mixed[:, None, new_tokens:].clone()
+    return functional.silu(functional.conv1d(mixed.transpose(1, 2), kernel, groups=len(kernel))).transpose(1, 2)
+
+
+def plain_delta(mixed: Tensor, decay: Tensor, beta: Tensor, heads: int, width: int, past: Past) -> Tensor:
+    """The delta rule token by token: q, k, v side by side, decay [B, T, H, K or 1], beta [B, T, H]."""
+    batch, new_tokens, _ = mixed.shape
+    q, k, v = (part.view(batch, new_tokens, heads, -1) for part in mixed.split(heads * width, dim=-1))
+    q = q / torch.sqrt(q.pow(2).sum(-1, keepdim=True) + 1e-6) / width**0.5
+    k = k / torch.sqrt(k.pow(2).sum(-1, keepdim=True) + 1e-6)
+    state = past.get("recurrent_state", mixed.new_zeros(batch, heads, width, v.shape[-1]))
     out = []
     for t in range(new_tokens):
         state = decay[:, t, :, :, None] * state
@@ -168,8 +198,37 @@ def plain_kda(spec: KDA, w: Weights, x: Tensor, past: Past) -> Tensor:
         state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], u)
         out.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
     past["recurrent_state"] = state
-    gate = torch.sigmoid(x @ w["g_a_proj.weight"].T @ w["g_b_proj.weight"].T)
-    return (norm(torch.stack(out, dim=1), w["o_norm.weight"]).flatten(2) * gate) @ w["o_proj.weight"].T
+    return torch.stack(out, dim=1)
+
+
+def plain_lightning(spec: Lightning, w: Weights, x: Tensor, past: Past) -> Tensor:
+    """Lightning attention."""
+    heads = spec.num_heads
+    q, k, v = functional.silu(x @ w["qkv_proj.weight"].T).view(*x.shape[:2], heads, -1).chunk(3, dim=-1)
+    decay = torch.exp(-(2 ** (-8 / heads * torch.arange(1, heads + 1))))
+    o = norm(plain_retention(q, k, v, decay, past).flatten(2), w["norm.weight"])
+    return (o * torch.sigmoid(x @ w["output_gate.weight"].T)) @ w["out_proj.weight"].T
+
+
+def plain_retnet(spec: RetNet, w: Weights, x: Tensor, past: Past, start: int) -> Tensor:
+    """Multi-scale retention with a gate, after `start` tokens."""
+    q, k, v = (split(x @ w[f"{n}_proj.weight"].T, spec.num_heads) for n in "qkv")
+    q, k = rotate(q, start) / spec.head_k_dim**0.5, rotate(k, start)
+    decay = 1 - 2.0 ** (-5 - torch.arange(spec.num_heads))
+    o = plain_retention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), decay, past)
+    gate = functional.silu(x @ w["g_proj.weight"].T)
+    return (norm(o, w["g_norm_swish_gate.weight"]).flatten(2) * gate) @ w["o_proj.weight"].T
+
+
+def plain_retention(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, past: Past) -> Tensor:
+    """Token by token: [B, T, H, width] each, decay [H]."""
+    state = past.get("recurrent_state", q.new_zeros(q.shape[0], *q.shape[2:], v.shape[-1]))
+    out = []
+    for t in range(q.shape[1]):
+        state = decay[:, None, None] * state + torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
+        out.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
+    past["recurrent_state"] = state
+    return torch.stack(out, dim=1)
 
 
 def plain_linear_state(spec: LinearState, w: Weights, x: Tensor, past: Past) -> Tensor:
@@ -185,14 +244,20 @@ def plain_linear_state(spec: LinearState, w: Weights, x: Tensor, past: Past) -> 
     return torch.stack(out, dim=1) @ w["o_proj.weight"].T
 
 
-def plain(spec: Any, w: Weights, x: Tensor, past: Past, *, keep_kv: bool) -> Tensor:
-    """The straightforward step of any specification."""
+def plain(spec: Any, w: Weights, x: Tensor, past: Past, start: int, *, keep_kv: bool) -> Tensor:
+    """The straightforward step of any specification, after `start` tokens."""
     if isinstance(spec, MLA):
         return plain_mla(spec, w, x, past, keep_kv=keep_kv)
     if isinstance(spec, MLASplit):
         return plain_mla_split(spec, w, x, past, keep_kv=keep_kv)
     if isinstance(spec, KDA):
         return plain_kda(spec, w, x, past)
+    if isinstance(spec, GDN):
+        return plain_gdn(spec, w, x, past)
+    if isinstance(spec, Lightning):
+        return plain_lightning(spec, w, x, past)
+    if isinstance(spec, RetNet):
+        return plain_retnet(spec, w, x, past, start)
     return plain_linear_state(spec, w, x, past) if isinstance(spec, LinearState) else plain_gqa(spec, w, x, past)
 
 
@@ -228,7 +293,7 @@ def step_of(layer: nn.Module, x: Tensor, cache: Cache) -> Run:
 def plain_step_of(spec: Any, weights: Weights, x: Tensor, cache: Cache, *, keep_kv: bool) -> Run:
     """The same of the straightforward way, on a copy of the cache."""
     past = {key: value.clone() for key, value in cache.tensors.items()}
-    return lambda: plain(spec, weights, x, dict(past), keep_kv=keep_kv)
+    return lambda: plain(spec, weights, x, dict(past), cache.length, keep_kv=keep_kv)
 
 
 def forms_of(spec: Any, source: Any) -> Iterator[tuple[str, str, nn.Module]]:
@@ -238,19 +303,22 @@ def forms_of(spec: Any, source: Any) -> Iterator[tuple[str, str, nn.Module]]:
         if isinstance(spec, MLA | MLASplit):
             module: Any = mla_torch if isinstance(spec, MLA) else mla_split_torch
             layer = module.convert(source, form, cached=cached_form(spec, form))
-        elif isinstance(spec, KDA):
-            layer = kda_torch.Layer(spec, form=form)
+        elif form != spec.forms[0]:
+            layer = build(
+                Case(Layer(spec.variant, spec, FULL, form), Workload(1, 1, 1), ""), None, "cpu", torch.float32
+            )
             layer.load_state_dict(source.state_dict())
         yield name, cached_form(spec, form), layer
-        if form == "chunked":
-            fast = kda_torch.Layer(spec, form=form, path="fast")
+        if form == "chunked" and "fast" in source.paths(spec):
+            case = Case(Layer(spec.variant, spec, FULL, form), Workload(1, 1, 1), "")
+            fast = build(case, "fast", "cpu", torch.float32)
             fast.load_state_dict(source.state_dict())
             yield f"{name} (fast)", cached_form(spec, form), fast
 
 
 def groups(prompt: int, context: int) -> Iterator[Group]:
     """Every variant as a prompt of `prompt` tokens and as the last token of `context`; one group for each cache."""
-    for base in (layers_of(name, SMALL, None)[0] for name in VARIANTS):
+    for base in (layers_of(name, SMALL, None)[0] for name in COMPARED):
         spec: Any = base.attention
         torch.manual_seed(0)
         source = build(Case(base, Workload(1, 1, 1), ""), None, "cpu", torch.float32)
