@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny tensors: two threads wait for each other longer than they compute
 
 from attncalc.attention import (  # noqa: E402
+    dsa_torch,
     gla_torch,
     gqa_torch,
     kda_torch,
@@ -232,8 +233,21 @@ def mask(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgetting(patch: pytest.MonkeyPatch) -> None:
-    """The cache counts nothing."""
-    patch.setattr(torch_base.Cache, "advance", lambda *_: None)
+    """The first token of a step comes into the cache as zeros."""
+    right = torch_base.Cache.append
+
+    def forget(cache: Any, name: str, new: Any, *rest: Any) -> Any:
+        new = new.clone()
+        new[:, :, 0] = 0
+        return right(cache, name, new, *rest)
+
+    patch.setattr(torch_base.Cache, "append", forget)
+
+
+def selection(patch: pytest.MonkeyPatch) -> None:
+    """An indexer selects one key fewer than it should."""
+    right = dsa_torch.selection_mask
+    patch.setattr(dsa_torch, "selection_mask", lambda selected, *rest: right(selected[..., 1:], *rest))
 
 
 def groups(patch: pytest.MonkeyPatch) -> None:
@@ -308,6 +322,7 @@ BREAKS: list[tuple[Break, str]] = [
     (lost_state, "decode"),
     (fading, "decode"),
     (rotation, "rope"),
+    (selection, "top-k"),
     (absorbing, "absorb"),
     (group_latents, "forms"),
     (un_absorbing, "absorb"),

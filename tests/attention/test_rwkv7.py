@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attncalc.attention.base import Step
 from attncalc.attention.rwkv7 import RWKV7
-from attncalc.attention.rwkv7_torch import Layer
+from attncalc.attention.rwkv7_torch import Layer, recurrent_core
 from attncalc.attention.state_torch import delta_recurrent as delta_rule
 from attncalc.attention.torch_base import Cache, CountOperations
 from attncalc.dtypes import Formats
