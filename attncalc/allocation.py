@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from attncalc.cache import Tensor, total_bytes
+from attncalc.cache import Tensor, growing, total_bytes
 from attncalc.dtypes import Formats
 from attncalc.engines import engine as find_engine
 from attncalc.errors import AttncalcError, shown
 from attncalc.model import LayerGroup, Model
+from attncalc.reach import FULL, Reach, ratio
 from attncalc.units import parse_count
 from attncalc.workload import Workload
 
@@ -76,18 +77,18 @@ class Allocation(NamedTuple):
 
     @property
     def bytes_per_token(self) -> "int | Fraction":
-        """What the next token of one sequence adds at this context; full windows add nothing."""
-        bits = sum(layer.layers * layer.growth_bits for layer in self.layers)
-        if bits % 8 == 0:
-            return bits // 8
-        from fractions import Fraction
+        """What the next token of one sequence adds at this context; full windows add nothing.
 
-        return Fraction(bits, 8)
+        Averaged over one period where a row stands for several tokens.
+        """
+        bits = sum(layer.layers * layer.growth_bits for layer in self.layers)
+        return ratio(bits.numerator, 8 * bits.denominator)
 
     @property
     def elements_per_token(self) -> "int | Fraction":
         """One token's records in all layers that still grow at this context."""
-        return sum(layer.layers * layer.elements_per_token for layer in self.layers if layer.growth_bits)
+        elements = sum(layer.layers * layer.elements_per_token for layer in self.layers if layer.growth_bits)
+        return ratio(elements.numerator, elements.denominator)
 
     @property
     def elements_per_token_per_layer(self) -> "int | Fraction | None":
@@ -201,7 +202,8 @@ def _layer(
     tensors = tuple(t.at(workload.context, workload.batch, formats) for t in layout)
     growth = sum(t.growth_bits(workload.context, formats) for t in layout)
     fixed = sum(made.bytes for t, made in zip(layout, tensors, strict=True) if t.reach is None)
-    return LayerCache(group, cached, tensors, sum(t.elements_per_token for t in layout), growth, fixed)
+    elements = sum(t.elements_per_token for t in growing(layout, workload.context))
+    return LayerCache(group, cached, tensors, ratio(elements.numerator, elements.denominator), growth, fixed)
 
 
 def baselines(allocation: Allocation, *, mtp: bool = False) -> tuple[Baseline, ...]:
@@ -235,10 +237,16 @@ def _baseline(allocation: Allocation, name: str, kv_heads: int, *, mtp: bool) ->
 
 
 def _with_kv_heads(group: LayerGroup, kv_heads: int) -> LayerGroup:
+    """The group with K and V of so many heads; what keeps entries of the whole context attends to all of it then."""
     attention = group.attention
-    if attention is None or not attention.cache(group.reach, attention.forms[0]):
+    kept = attention.cache(group.reach, attention.forms[0]) if attention else ()
+    if attention is None or not kept:
         return group
     heads = attention.query_heads()
     if kv_heads and heads % kv_heads:
         raise AttncalcError("", f"{kv_heads} KV heads do not divide {heads} query heads")
-    return group._replace(attention=attention.with_kv_heads(kv_heads or heads) or attention)
+    changed = attention.with_kv_heads(kv_heads or heads)
+    if changed is None:
+        return group
+    whole = any(isinstance(t.reach, Reach) and t.reach.kind == "compressed" for t in kept)
+    return group._replace(attention=changed, reach=FULL if whole else group.reach)

@@ -5,14 +5,33 @@ is read and written at each step, a layer that borrows a cache stores nothing an
 is stored; what is read stands in the operations.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from attncalc.axes import Dim
 from attncalc.dtypes import Formats, whole_bytes
-from attncalc.reach import Reach
+from attncalc.reach import ratio
 
 if TYPE_CHECKING:
     from fractions import Fraction
+
+
+class Growth(Protocol):
+    """How many rows are kept, and how many the next token adds; a `Reach`, or a rule that only an engine has."""
+
+    def stored(self, context: int) -> int:
+        """Rows at this context."""
+
+    def growth(self, context: int) -> "int | Fraction":
+        """Rows that the next token adds, averaged over one period of the rule."""
+
+    @property
+    def tokens_per_row(self) -> int:
+        """Tokens that share a row."""
+
+    @property
+    def stored_formula(self) -> str:
+        """How `stored` is computed; empty where it is the context."""
 
 
 class Tensor(NamedTuple):
@@ -27,31 +46,32 @@ class Tensor(NamedTuple):
 class CacheTensor(NamedTuple):
     """One tensor that one layer keeps for each sequence: [heads, tokens, width].
 
-    `reach` says how the token axis grows; None is a constant of `rows`. `kind` picks the storage format.
+    `reach` says how the token axis grows, by a row for each token or for each block of tokens; None is a constant of
+    `rows`. `kind` picks the storage format.
     """
 
     name: str
     kind: str
     heads: Dim
     width: Dim
-    reach: Reach | None
+    reach: Growth | None
     rows: int = 0
 
     @property
     def elements_per_token(self) -> "int | Fraction":
-        """Elements that one token adds while the tensor grows, on average over a row; 0 for a constant."""
-        return 0 if self.reach is None else _shared_out(self.heads.size * self.width.size, self.reach)
+        """Elements that one token adds while the tensor grows, its share of a row; 0 for a constant."""
+        return 0 if self.reach is None else ratio(self.heads.size * self.width.size, self.reach.tokens_per_row)
 
     def bits_per_token(self, formats: Formats) -> "int | Fraction":
-        """Bits that one token adds while the tensor grows, on average over a row; 0 for a constant."""
-        return 0 if self.reach is None else _shared_out(self.row_bits(formats), self.reach)
+        """Bits that one token adds while the tensor grows; 0 for a constant."""
+        return 0 if self.reach is None else ratio(self.row_bits(formats), self.reach.tokens_per_row)
 
     def tokens(self, context: int) -> int:
         """Rows of the token axis."""
         return self.rows if self.reach is None else self.reach.stored(context)
 
     def row_bits(self, formats: Formats) -> int:
-        """Bits of one token in all heads."""
+        """Bits of one row in all heads."""
         return self.heads.size * formats.row(self.kind, self.width.size)
 
     def at(self, context: int, batch: int, formats: Formats) -> Tensor:
@@ -61,23 +81,24 @@ class CacheTensor(NamedTuple):
         name = formats.of(self.kind, self.width.size).name
         return Tensor(self.name, shape, name, whole_bytes(bits, f"cache tensor {self.name}"))
 
+    def grows(self, context: int) -> bool:
+        """Whether later tokens add rows."""
+        return self.reach is not None and self.reach.growth(context) > 0
+
     def growth_bits(self, context: int, formats: Formats) -> "int | Fraction":
-        """Bits that the next token of one sequence adds at this context; compressed rows on average."""
-        if self.reach and self.reach.kind == "compressed":
-            return self.bits_per_token(formats)
-        return (self.tokens(context + 1) - self.tokens(context)) * self.row_bits(formats)
-
-
-def _shared_out(row: int, reach: Reach) -> "int | Fraction":
-    """What each of the tokens adds that share a row of the cache."""
-    tokens = reach.stride or 1
-    if row % tokens == 0:
-        return row // tokens
-    from fractions import Fraction
-
-    return Fraction(row, tokens)
+        """Bits that the next token of one sequence adds at this context, averaged over a period."""
+        return 0 if self.reach is None else self.reach.growth(context) * self.row_bits(formats)
 
 
 def total_bytes(tensors: tuple[Tensor, ...]) -> int:
     """Sum of their bytes."""
     return sum(t.bytes for t in tensors)
+
+
+def growing(tensors: Sequence[CacheTensor], context: int) -> list[CacheTensor]:
+    """The tensors that one token's record is made of: those that still grow; where none does, all that ever did.
+
+    A full window beside entries of the whole context is part of no later token's record.
+    """
+    still = [t for t in tensors if t.grows(context)]
+    return still or [t for t in tensors if t.reach is not None]

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from attncalc.attention import VARIANTS, variant_class
 from attncalc.attention.base import Attention, HeadShape, Step, cached_form, check_form
+from attncalc.attention.csa import CSA
 from attncalc.attention.dsa import DSA
 from attncalc.attention.gdn import GDN
 from attncalc.attention.gla import GLA
@@ -25,7 +27,7 @@ from attncalc.attention.nsa import NSA
 from attncalc.attention.retnet import RetNet
 from attncalc.attention.rwkv7 import RWKV7
 from attncalc.attention.tpa import TPA
-from attncalc.cache import CacheTensor, total_bytes
+from attncalc.cache import CacheTensor, growing, total_bytes
 from attncalc.device import Device
 from attncalc.errors import AttncalcError, shown
 from attncalc.model import LayerGroup, Model
@@ -96,6 +98,15 @@ CORE = (
     *(f"{branch}_{name}" for branch in ("compress", "select", "window") for name in ("score", "value")),
 )
 SCORES = ("score", "compress_score", "select_score", "window_score")
+
+
+def _v4(d: Dimensions, compress_ratio: int, *index: int) -> CSA:
+    """DeepSeek-V4-Pro's widths: heads of 512 on one KV head, groups of 8 heads projected to 1024."""
+    if d.q_lora_rank is None:
+        raise AttncalcError("q_lora_rank", "must be given: the query of DeepSeek-V4 is low-rank")
+    groups = d.heads // gcd(d.heads, 8)
+    return CSA(d.hidden_size, d.heads, 512, d.qk_rope_head_dim, d.q_lora_rank, groups, 1024, compress_ratio, *index)
+
 
 # How each variant is built at given dimensions. RoPE over the whole head; MLA's is decoupled.
 BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
@@ -169,8 +180,13 @@ BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
         blocks=16,
     ),
     "moba": lambda d: MoBA(d.hidden_size, d.heads, d.kv_heads, d.head_dim, d.v_head_dim, d.head_dim),
+    "csa": lambda d: _v4(d, 4, 64, 128, 1024),
+    "hca": lambda d: _v4(d, 128),
+    "tied-mqa": lambda d: _v4(d, 0),
 }
 
+# What a variant that is not full attention attends to, beside what it says itself.
+REACHES = dict.fromkeys(("csa", "hca", "tied-mqa"), Reach("window", 128))
 
 # Where a variant refuses one of its fields, the option that set it.
 OPTIONS = {
@@ -178,6 +194,7 @@ OPTIONS = {
     "num_kv_heads": "--kv-heads",
     "rope_dim": "--head-dim",
     "head_k_dim": "--head-dim",
+    **{f"{v4}.rope_dim": "--qk-rope-head-dim" for v4 in REACHES},
     **{name: f"--{name.replace('_', '-')}" for name in Dimensions.__dataclass_fields__},
 }
 
@@ -223,6 +240,16 @@ def dimensions_like(attention: Attention) -> Dimensions:
             v_head_dim=attention.v_head_dim,
             qk_nope_head_dim=attention.head_dim,
         )
+    if isinstance(attention, CSA):
+        return Dimensions(
+            hidden_size=attention.hidden_size,
+            heads=attention.num_heads,
+            head_dim=attention.head_dim,
+            v_head_dim=attention.head_dim,
+            q_lora_rank=attention.q_lora_rank,
+            qk_nope_head_dim=attention.head_dim,
+            qk_rope_head_dim=attention.rope_dim,
+        )
     raise AttncalcError("--like", "must name a model of softmax or latent attention", got=attention.variant)
 
 
@@ -246,14 +273,14 @@ def layers_of(name: str, dimensions: Dimensions, form: str | None) -> list[Layer
     try:
         attention = BUILD[variant](dimensions)
     except AttncalcError as error:
-        option = OPTIONS.get(error.where, error.where)
+        option = OPTIONS.get(f"{variant}.{error.where}") or OPTIONS.get(error.where, error.where)
         raise AttncalcError(option, error.rule, got=error.got, hint=error.hint) from None
-    wanted = wanted or form or ""
+    wanted, reach = wanted or form or "", REACHES.get(variant, FULL)
     if ":" in name and not wanted:
         raise AttncalcError("variant", "must name a form after the colon", got=shown(name))
     if wanted and (wanted in attention.forms or ":" in name):
-        return [Layer(variant, attention, FULL, check_form(attention, wanted))]
-    return [Layer(variant, attention, FULL, f) for f in attention.forms]
+        return [Layer(variant, attention, reach, check_form(attention, wanted))]
+    return [Layer(variant, attention, reach, f) for f in attention.forms]
 
 
 def layers_of_groups(model: str, groups: tuple[LayerGroup, ...], form: str | None) -> list[Layer]:
@@ -304,9 +331,9 @@ def measure_layer(layer: Layer, workload: Workload, conventions: Conventions, tp
     ops = attention.ops(step, layer.form, cached=cached).contractions
     core = [op for op in ops if op.name in CORE]
     layout = attention.cache(layer.reach, cached)
+    record = growing(layout, workload.context)
     constant = tuple(t.at(workload.context, 1, formats) for t in layout if t.reach is None)
     mha = attention.with_kv_heads(attention.query_heads())
-    elements = sum(t.elements_per_token for t in layout)
     sparse_from = None
     if isinstance(attention, DSA) and conventions.count == "causal":  # dense scores all keys, at any length
         sparse_from = attention.sparse_beats_dense_from(workload, layer.form)
@@ -314,8 +341,8 @@ def measure_layer(layer: Layer, workload: Workload, conventions: Conventions, tp
         layer=layer,
         shape=attention.heads(layer.form),
         cache=layout,
-        cache_elements=elements,
-        cache_bits_per_token=sum(t.bits_per_token(formats) for t in layout),
+        cache_elements=sum(t.elements_per_token for t in record),
+        cache_bits_per_token=sum(t.bits_per_token(formats) for t in record),
         cache_bytes_constant=total_bytes(constant),
         mha_elements=sum(t.elements_per_token for t in mha.cache(layer.reach, mha.forms[0])) if mha else 0,
         score=next((op for op in core if op.name == "score"), None),

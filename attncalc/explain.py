@@ -44,17 +44,11 @@ def substitute(formula: str, symbols: Mapping[str, int]) -> str:
     return re.sub(rf"\(({pattern})\)|(?<![\w])({pattern})(?![\w])", lambda m: str(symbols[m[1] or m[2]]), formula)
 
 
-def _stored_text(reach: Reach) -> str:
-    if reach.kind == "compressed":
-        return f"max(0, (context - {reach.size}) div {reach.stride} + 1), entries of {reach.size} tokens"
-    return f"min(context, {reach.size}), the {reach.kind}"
-
-
 def _cache_row(tensor: CacheTensor, workload: Workload, conventions: Conventions) -> Row:
     made = tensor.at(workload.context, workload.batch, conventions.formats)
     row_format = conventions.formats.of(tensor.kind, tensor.width.size)
     tokens = tensor.tokens(workload.context)
-    stored = "tokens" if tensor.reach is not None else "rows"
+    stored = "tokens" if tensor.reach is not None and tensor.reach.tokens_per_row == 1 else "rows"
     symbols = {"batch": workload.batch, stored: tokens, tensor.width.label: tensor.width.size}
     heads = ""
     if tensor.heads.label:
@@ -68,8 +62,8 @@ def _cache_row(tensor: CacheTensor, workload: Workload, conventions: Conventions
         symbols = {k: v for k, v in symbols.items() if k != tensor.width.label} | {"row_bits": bits}
         formula = f"batch * {stored}{heads} * row_bits / 8"
     where = [f"{row_format.name}: {row_format.text}"]
-    if tensor.reach is not None and tensor.reach.kind != "full":
-        where.append(f"tokens = {_stored_text(tensor.reach)}")
+    if tensor.reach is not None and tensor.reach.stored_formula:
+        where.append(f"{stored} = {tensor.reach.stored_formula}")
     if not simple:
         where.append(f"row_bits = {bits} for {tensor.width.label} = {tensor.width.size}")
     return _row(f"cache {tensor.name}", formula, symbols, made.bytes, "B", where)

@@ -150,7 +150,7 @@ def norm(patch: pytest.MonkeyPatch) -> None:
 def table(patch: pytest.MonkeyPatch) -> None:
     """Positions that begin again in each step."""
     made = Rotary.table
-    patch.setattr(Rotary, "table", lambda self, _, *rest: made(self, 0, *rest))
+    patch.setattr(Rotary, "table", lambda self, _, *rest, **options: made(self, 0, *rest, **options))
 
 
 def rotation(patch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ class IndexedGQA:
     @property
     def attended(self) -> Reach:
         """The own block, and the others that were picked."""
-        return Reach("blocks", self.block_size, blocks=self.blocks)
+        return Reach("blocks", self.blocks, self.block_size)
 
     @property
     def _axes(self) -> dict[str, Dim]:
@@ -129,7 +129,7 @@ class IndexedGQA:
         # A comparison for each token in its block, and one for each block that a query could pick.
         formula = step.reach.pairs_formula(step.count)
         rowwise.append(Rowwise("block_max", "b g", 1, axes, step.pairs, formula))
-        seen = Step(step.workload, Reach("compressed", 1, stride=self.block_size), step.count)
+        seen = Step(step.workload, Reach("compressed", block=self.block_size, span=1), step.count)
         formula = seen.reach.pairs_formula(seen.count)
         rowwise.append(Rowwise("block_top_k", "b g", 1, axes, seen.pairs, formula))
         return Ops(inner.contractions + products, inner.rowwise + tuple(rowwise))

@@ -55,17 +55,17 @@ class MoBA:
     @property
     def means(self) -> Reach:
         """One mean key for each whole block."""
-        return Reach("compressed", self.block_size, stride=self.block_size)
+        return Reach("compressed", block=self.block_size)
 
     @property
     def gated(self) -> Reach:
         """The means that a query is compared with: of blocks that ended before its own."""
-        return Reach("compressed", self.block_size + 1, stride=self.block_size)
+        return Reach("compressed", block=self.block_size, span=self.block_size + 1)
 
     @property
     def attended(self) -> Reach:
         """The own block, and k - 1 whole ones."""
-        return Reach("blocks", self.block_size, blocks=self.blocks)
+        return Reach("blocks", self.blocks, self.block_size)
 
     @property
     def _axes(self) -> dict[str, Dim]:

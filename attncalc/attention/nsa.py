@@ -47,7 +47,7 @@ def check_full(variant: str, reach: Reach) -> None:
 def unread_rows(reach: Reach, start: int, new_tokens: int) -> int:
     """Rows from before the step of which it makes compressed entries; 0 where none is completed."""
     made = reach.stored(start + new_tokens) - reach.stored(start)
-    return start - reach.stride * reach.stored(start) if made else 0
+    return start - reach.block * reach.stored(start) if made else 0
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class NSA:
     def reaches(self) -> dict[str, Reach]:
         """What a query attends to, by branch."""
         return {
-            "compress": Reach("compressed", self.compress_size, stride=self.compress_stride),
-            "select": Reach("blocks", self.block_size, blocks=self.blocks),
+            "compress": Reach("compressed", block=self.compress_stride, span=self.compress_size),
+            "select": Reach("blocks", self.blocks, self.block_size),
             "window": Reach("window", self.window),
         }
 
@@ -236,7 +236,7 @@ class NSA:
         formula = entries.reach.pairs_formula(entries.count)
         out.append(Rowwise("head_sum", "b h", 1, axes | entries.axes, entries.pairs, formula))
         out.append(Rowwise("block_sum", "b g", each, axes | entries.axes, entries.pairs, formula))
-        seen = Step(entries.workload, Reach("compressed", 1, stride=self.block_size), entries.count)
+        seen = Step(entries.workload, Reach("compressed", block=self.block_size, span=1), entries.count)
         out.append(Rowwise("block_top_k", "b g", 1, axes | seen.axes, seen.pairs, seen.reach.pairs_formula(seen.count)))
         out.append(Rowwise("gate_sigmoid", "b t h c", 1, axes))
         out.append(Rowwise("gate", "b t h e", 2 * len(BRANCHES) - 1, axes))

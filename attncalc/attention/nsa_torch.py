@@ -28,11 +28,11 @@ from attncalc.reach import FULL, Reach
 
 
 def new_entries(rows: Tensor, entries: Reach, start: int, new_tokens: int) -> Tensor:
-    """Of rows [B, G, S, width], those of the entries that the step completes: [B, G, n, entries.size, width]."""
+    """Of rows [B, G, S, width], those of the entries that the step completes: [B, G, n, entries.pooled, width]."""
     first, count = entries.stored(start), entries.stored(start + new_tokens) - entries.stored(start)
     if not count:
-        return rows.new_empty(*rows.shape[:2], 0, entries.size, rows.shape[3])
-    return rows[:, :, first * entries.stride :].unfold(2, entries.size, entries.stride)[:, :, :count].mT
+        return rows.new_empty(*rows.shape[:2], 0, entries.pooled, rows.shape[3])
+    return rows[:, :, first * entries.block :].unfold(2, entries.pooled, entries.block)[:, :, :count].mT
 
 
 class Layer(nn.Module):

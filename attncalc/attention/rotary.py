@@ -78,9 +78,9 @@ class Rotary:
         """The index of the frequency that turns `rotations` times within the original context."""
         return width * math.log(self.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
 
-    def table(self, start: int, tokens: int, width: int, device: torch.device) -> Table:
-        """The angles of the positions start .. start + tokens - 1. float64, because float32 is off by 1e-2 at 10^5."""
-        positions = torch.arange(start, start + tokens, dtype=torch.float64, device=device)
+    def table(self, start: int, tokens: int, width: int, device: torch.device, step: int = 1) -> Table:
+        """The angles of so many positions, `step` apart. float64, because float32 is off by 1e-2 at 10^5."""
+        positions = start + step * torch.arange(tokens, dtype=torch.float64, device=device)
         angles = positions[:, None] * self.inverse_frequencies(width, device)
         return Table(angles.cos() * self.magnitude, angles.sin() * self.magnitude)
 

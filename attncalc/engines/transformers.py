@@ -6,8 +6,10 @@ Sources: transformers 5.24.0 `cache_utils.py` (DynamicSlidingWindowLayer), `mask
 """
 
 from attncalc.attention.base import Attention
+from attncalc.attention.csa import CSA
 from attncalc.cache import CacheTensor
 from attncalc.dtypes import Formats
+from attncalc.engines import transformers_v4
 from attncalc.engines.base import Execution
 from attncalc.errors import AttncalcError
 from attncalc.model import LayerGroup, Model
@@ -82,7 +84,10 @@ class Transformers:
         attention = group.attention.shard(tp)
         if self._broadcasts(model, group):
             attention = attention.with_kv_heads(attention.query_heads()) or attention
-        layout = attention.cache(_one_less(self.attended(model, group)), form)
+        kept = _one_less(self.attended(model, group))
+        if isinstance(attention, CSA):
+            return transformers_v4.layout(attention, kept)
+        layout = attention.cache(kept, form)
         return tuple(t._replace(rows=t.rows + 1) if t.name == "conv_state" else t for t in layout)
 
     def stored(self, model: Model, group: LayerGroup, ops: Ops) -> Ops:
@@ -96,6 +101,8 @@ class Transformers:
         """Why this group's cache differs from the logical one."""
         if self._broadcasts(model, group):
             return "Falcon broadcasts K and V to all query heads before caching"
+        if isinstance(group.attention, CSA):
+            return transformers_v4.rule(group.attention)
         if group.reach.kind == "window" and model.model_type == "mimo_v2_flash":
             return "MiMo-V2's window leaves out the current token: as many are kept, one more is attended"
         if group.reach.kind == "window":

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from attncalc.attention.base import Attention, HeadShape, Step, cached_form
+from attncalc.attention.csa import CSA
 from attncalc.attention.dsa import DSA, INDEXER, MAX_ELEMENTS
 from attncalc.cache import Tensor, total_bytes
 from attncalc.compare import (
@@ -176,6 +177,7 @@ def memory_needed(case: Case, settings: Settings) -> int:
     slow = (
         settings.path == "reference"
         or branches
+        or isinstance(attention, CSA)
         or any(getattr(attention, x, False) for x in ("sinks", "logit_softcap"))
     )
     rows = min(w.context, max(w.new_tokens, FILL_CHUNK))
@@ -183,6 +185,9 @@ def memory_needed(case: Case, settings: Settings) -> int:
         rows = min(rows, QUERY_BLOCK)
     fused = not slow and shape.head_dim_k == shape.head_dim_v
     keys = case.reach.keys(rows, w.context, "dense") if shape.kv_heads else 0
+    if isinstance(attention, CSA):  # in blocks of queries, over window rows and entries alike
+        rows = min(rows, attention.score_block)
+        keys += w.context // attention.compress_ratio if attention.compress_ratio else 0
     scores = 0 if fused else max(1, branches) * w.batch * shape.q_heads * rows * keys * (4 + 4 + width)
     if isinstance(attention, DSA):
         scores += _selection_memory(attention, w)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attncalc import __version__
+from attncalc.reach import ratio
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -166,8 +167,4 @@ def exact_or_none(value: "int | Fraction | None") -> int | float | str | None:
 
 def exact_bytes(bits: "int | Fraction") -> int | float | str:
     """Bits as bytes, whole or not."""
-    if bits % 8 == 0:
-        return bits // 8
-    from fractions import Fraction
-
-    return exact(Fraction(bits, 8))
+    return exact(ratio(bits.numerator, 8 * bits.denominator))

@@ -28,7 +28,7 @@ V3 = MLA(7168, 128, 1536, 512, 128, 64, 128)
 CONTEXT = 131_072
 
 
-def elements(spec: Attention, form: str | None = None) -> int:
+def elements(spec: Attention, form: str | None = None) -> int | Fraction:
     """Cached elements per token and layer."""
     layout = spec.cache(FULL, cached_form(spec, form or spec.forms[0]))
     return sum(t.heads.size * t.width.size for t in layout if t.reach == FULL)
@@ -46,7 +46,7 @@ def figures() -> Iterator[Proof]:
     yield figure("MHA, 128 heads of 128: elements per token, layer", f"{two}, {four}", 32_768, elements(MHA))
     yield figure("the same in bf16, bytes", two, 65_536, 2 * elements(MHA))
     yield figure("MLA of DeepSeek-V3: elements per token, layer", f"{two}, {four}", 576, elements(V3))
-    yield figure("their ratio, printed 56.9", four, 56.9, round(elements(MHA) / elements(V3), 1))
+    yield figure("their ratio, printed 56.9", four, 56.9, round(float(elements(MHA) / elements(V3)), 1))
     without = MLA(7168, 128, 1536, 512, 128, 0, 128)
     yield figure("the ratio that leaves out the RoPE key", two, 64, Fraction(elements(MHA), elements(without)))
     yield figure("MLA in groups of GQA", four, Fraction(9, 4), Fraction(elements(V3), elements(MQA)))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attncalc.attention import gqa_torch, mla_split_torch, mla_torch, state_torch
 from attncalc.attention.base import Attention, cached_form
 from attncalc.attention.convert_torch import mla_of
+from attncalc.attention.csa import CSA
 from attncalc.attention.dsa import DSA
 from attncalc.attention.gdn import GDN
 from attncalc.attention.gla import GLA
@@ -74,7 +75,7 @@ def layer_of(spec: Attention, reach: Reach, form: str, **options: Any) -> nn.Mod
     module = import_module(f"{type(spec).__module__}_torch")
     made: nn.Module = module.Layer(spec, reach, form, dtype=torch.float64, **options)
     for name, parameter in made.named_parameters():
-        if parameter.ndim == 1:
+        if parameter.ndim == 1 or name.endswith("bias"):
             torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
     return made
 
@@ -309,6 +310,9 @@ def decode() -> Iterator[Proof]:
         "nsa, MLP": (NSA(32, 4, 2, 8, 6, 4, 4, 2, 5, 4, 2, 1, 1, 3), FULL),
         "gqa-index": (IndexedGQA(32, 4, 2, 8, 6, 4, 6, 3, 2), FULL),
         "moba": (MoBA(32, 4, 2, 8, 6, 4, 3, 2), FULL),
+        "csa, window 3, top 2": (CSA(32, 4, 16, 4, 12, 2, 6, 2, 3, 8, 2), Reach("window", 3)),
+        "hca, window 3": (CSA(32, 4, 16, 4, 12, 2, 6, 3), Reach("window", 3)),
+        "tied-mqa, window 3": (CSA(32, 4, 16, 4, 12, 2, 6, 0), Reach("window", 3)),
     }
     for text, (spec, reach) in specs.items():
         for form in spec.forms:
