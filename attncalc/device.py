@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from attncalc.document import Fields
 from attncalc.errors import AttncalcError, suggestion
+from attncalc.fields import Fields
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from attncalc.report import (
     Report,
     Row,
     Table,
-    bytes_text,
     count_text,
     exact,
     exact_bytes,
@@ -19,6 +18,7 @@ from attncalc.report import (
     ratio_text,
     settings_of,
 )
+from attncalc.units import decimal_bytes
 
 
 def compare_result(f: "LayerFigures", device: "Device | None", dtype: str) -> Row:
@@ -71,7 +71,7 @@ def compare_report(
         Column("widths", "K/V"),
         Column("cache_elements_per_token_per_layer", "elem./token", number_text),
         *(
-            (Column("cache_bytes_constant", "constant", lambda v: bytes_text(v or None)),)
+            (Column("cache_bytes_constant", "constant", lambda v: decimal_bytes(v) if v else "-"),)
             if any(r["cache_bytes_constant"] for r in results)
             else ()
         ),

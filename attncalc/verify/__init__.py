@@ -9,7 +9,8 @@ from typing import Any
 
 from attncalc.errors import AttncalcError, shown, suggestion
 from attncalc.model import Model
-from attncalc.verify import figures, identities
+from attncalc.verify import constructions, figures, identities
+from attncalc.verify import models as models_claims
 from attncalc.verify.proof import Proof
 
 CLAIMS: dict[str, Callable[[], Iterator[Proof]]] = {
@@ -17,11 +18,11 @@ CLAIMS: dict[str, Callable[[], Iterator[Proof]]] = {
     "shapes": figures.shapes,
     "intensity": figures.intensity,
     "absorb": identities.absorb,
-    "latent-first": identities.latent_first,
+    "latent-first": constructions.latent_first,
     "merge": identities.merge,
     "forms": identities.forms,
     "rope": identities.rope,
-    "toy": identities.toy,
+    "toy": constructions.toy,
     "groups": identities.groups,
     "gqa-as-mla": identities.gqa_as_mla,
     "gva": identities.gva,
@@ -29,7 +30,7 @@ CLAIMS: dict[str, Callable[[], Iterator[Proof]]] = {
     "decode": identities.decode,
     "top-k": identities.top_k,
     "bias": identities.bias,
-    "errors": identities.errors,
+    "errors": constructions.errors,
 }
 
 
@@ -50,7 +51,7 @@ def run(names: Sequence[str], models: Sequence[Model], seed: int) -> list[dict[s
         if models:
             for model in models:
                 torch.manual_seed(seed)
-                for claim, proof in identities.of_model(model, names):
+                for claim, proof in models_claims.of_model(model, names):
                     rows.append({"model": model.id} | proof.row(claim))
         else:
             for name in names or CLAIMS:

@@ -1,6 +1,6 @@
 """Identities, proven by running layers and short constructions in float64."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from importlib import import_module
 from typing import Any, cast
@@ -33,14 +33,10 @@ from attncalc.attention.rotary import Rotary
 from attncalc.attention.rwkv7 import RWKV7
 from attncalc.attention.torch_base import Cache
 from attncalc.attention.tpa import TPA
-from attncalc.errors import AttncalcError
-from attncalc.model import Model
 from attncalc.reach import FULL, Reach
 from attncalc.verify.proof import Proof, different, same
 
 TOKENS = 12
-MAX_BYTES = 2**30
-"""Weights of a model's layer in float64 above which some of its heads stand for all."""
 
 SMALL = MLA(48, 4, 20, 16, 12, 8, 10)
 MLAS = {
@@ -93,7 +89,8 @@ def convert(layer: nn.Module, form: str) -> nn.Module:
     return mla_torch.convert(cast("mla_torch.Layer", layer), form)
 
 
-def _forms(text: str, spec: Attention, forms: tuple[str, ...]) -> Iterator[Proof]:
+def forms_agree(text: str, spec: Attention, forms: tuple[str, ...]) -> Iterator[Proof]:
+    """Each of the forms against `expanded`, with converted weights."""
     expanded = layer_of(spec, FULL, "expanded")
     x = inputs(spec)
     expected = expanded(x)
@@ -105,15 +102,15 @@ def _forms(text: str, spec: Attention, forms: tuple[str, ...]) -> Iterator[Proof
 def absorb() -> Iterator[Proof]:
     """Expanded, absorbed and decompressed MLA give the same output."""
     for text, spec in MLAS.items():
-        yield from _forms(text, spec, ("absorbed", "decompressed"))
-    yield from _forms("separate latents with biases", SPLIT, ("absorbed", "decompressed"))
+        yield from forms_agree(text, spec, ("absorbed", "decompressed"))
+    yield from forms_agree("separate latents with biases", SPLIT, ("absorbed", "decompressed"))
 
 
 def merge() -> Iterator[Proof]:
     """Weights multiplied offline equal the absorbed form."""
     for text, spec in MLAS.items():
-        yield from _forms(text, spec, ("merged",))
-    yield from _forms("separate latents with biases", SPLIT, ("merged",))
+        yield from forms_agree(text, spec, ("merged",))
+    yield from forms_agree("separate latents with biases", SPLIT, ("merged",))
 
 
 def forms() -> Iterator[Proof]:
@@ -124,7 +121,7 @@ def forms() -> Iterator[Proof]:
         ("TPA", TENSOR_PRODUCT),
         ("TPA with a plain query", replace(TENSOR_PRODUCT, q_rank=None)),
     ):
-        yield from _same_weights(text, spec)
+        yield from same_weights(text, spec)
     mla = replace(SMALL, latent_norm=False)
     one = layer_of(replace(GLA2, num_latents=1, latent_norm=False), FULL, "absorbed")
     state = {name: weight.clone() for name, weight in one.state_dict().items()}
@@ -135,7 +132,7 @@ def forms() -> Iterator[Proof]:
     yield same("GLA with one latent is MLA", "arXiv 2505.21487", one(x), other(x))
 
 
-def _same_weights(text: str, spec: Attention) -> Iterator[Proof]:
+def same_weights(text: str, spec: Attention) -> Iterator[Proof]:
     """Every form against `expanded`."""
     expanded, x = layer_of(spec, FULL, "expanded"), inputs(spec)
     expected = expanded(x)
@@ -144,15 +141,6 @@ def _same_weights(text: str, spec: Attention) -> Iterator[Proof]:
             layer = layer_of(spec, FULL, form)
             layer.load_state_dict(expanded.state_dict())
             yield same(f"{form} = expanded, {text}", spec.source, expected, layer(x))
-
-
-def latent_first() -> Iterator[Proof]:
-    """A (B C) = (A B) C: weighting the latents first and applying W_UV after."""
-    weights = torch.randn(4, TOKENS, TOKENS, dtype=torch.float64).softmax(-1)
-    latents, up = torch.randn(TOKENS, 16, dtype=torch.float64), torch.randn(4, 16, 10, dtype=torch.float64)
-    yield same(
-        "W_UV before the weighting = after it", "document 000", weights @ (latents @ up), (weights @ latents) @ up
-    )
 
 
 def rope() -> Iterator[Proof]:
@@ -172,30 +160,7 @@ def rope() -> Iterator[Proof]:
     near, far = merged(5, 4), merged(5, 2)
     yield different("RoPE on up-projected keys: the merged matrix differs between two distances", source, near, far)
     yield same("the same distance elsewhere: it is the same matrix", source, near, merged(9, 8), 1e-6)
-    yield from _forms("decoupled RoPE restores the identity", SMALL, ("absorbed",))
-
-
-def toy() -> Iterator[Proof]:
-    """The worked example: three tokens, two heads, a latent of 2."""
-    source = "document 004 sections 4 and 6"
-
-    def t(*rows: Sequence[float]) -> Tensor:
-        return torch.tensor(rows, dtype=torch.float64)
-
-    h, w_dkv = t([1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0]), t([0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5])
-    swap, w_q, w_uv = t([0, 1], [1, 0]), t([1, 0, 0, 0], [0, 0, 1, 0]), t([1, 1], [0, 1])
-    c, q = h @ w_dkv.T, w_q @ h[2]
-    yield same("scores of head 1", source, t([1, 0, 0.5]), (c @ q)[None])
-    scores = (c @ swap.T) @ q
-    yield same("scores of head 2, from the same cache", source, t([0, 1, 0.5]), scores[None])
-    weights = scores.softmax(0)
-    # The document prints 0.507 for 0.5065.
-    yield same("softmax, a unit of the last digit", source, t([0.186, 0.507, 0.307]), weights[None], 2e-3)
-    out = weights @ (c @ w_uv.T)
-    yield same("output by the value route, to three digits", source, t([1.000, 0.660]), out[None].round(decimals=3))
-    yield same("output by the latent route", source, out[None], (w_uv @ (weights @ c))[None])
-    yield same("merged matrix", source, t([0, 0, 1, 0], [1, 0, 0, 0]), swap.T @ w_q)
-    yield same("merged matrix on the hidden state", source, (swap.T @ q)[None], (swap.T @ w_q @ h[2])[None])
+    yield from forms_agree("decoupled RoPE restores the identity", SMALL, ("absorbed",))
 
 
 def groups() -> Iterator[Proof]:
@@ -228,10 +193,11 @@ def gqa_as_mla() -> Iterator[Proof]:
     for heads, kv_heads in ((4, 4), (6, 3), (4, 1)):
         spec = GQA(32, heads, kv_heads, 8, 8)
         text = f"{heads} heads, {kv_heads} KV heads"
-        yield from _as_mla(spec, text)
+        yield from as_mla(spec, text)
 
 
-def _as_mla(spec: GQA, text: str) -> Iterator[Proof]:
+def as_mla(spec: GQA, text: str) -> Iterator[Proof]:
+    """A GQA layer against the MLA made of its weights, without and with RoPE."""
     source = "arXiv 2502.07864 (TransMLA) section 4; document 002"
     for rotated in (False, True):
         spec = replace(spec, rope_dim=spec.head_dim if rotated else 0)
@@ -269,10 +235,11 @@ def gva() -> Iterator[Proof]:
 def kda() -> Iterator[Proof]:
     """Recurrent and chunked forms agree, for every variant that has both."""
     for text, spec in (KDAS | STATES).items():
-        yield from _chunked(spec, text)
+        yield from chunked(spec, text)
 
 
-def _chunked(spec: KDA | GDN | Lightning | RetNet, text: str) -> Iterator[Proof]:
+def chunked(spec: KDA | GDN | Lightning | RetNet, text: str) -> Iterator[Proof]:
+    """The chunked form against the recurrent one."""
     recurrent = layer_of(spec, FULL, "recurrent")
     x = inputs(spec, 2 * spec.chunk_size + 3)
     chunked = layer_of(spec, FULL, "chunked")
@@ -316,7 +283,7 @@ def decode() -> Iterator[Proof]:
     }
     for text, (spec, reach) in specs.items():
         for form in spec.forms:
-            yield _stepwise(spec, reach, form, f"{text} {form}" if len(spec.forms) > 1 else text)
+            yield stepwise(spec, reach, form, f"{text} {form}" if len(spec.forms) > 1 else text)
     for reach in (FULL, Reach("window", 5)):
         yield _stepwise_shared(GQA(32, 4, 2, 8, 8, 8, qk_norm="head"), reach)
 
@@ -338,7 +305,8 @@ def _stepwise_shared(spec: GQA, reach: Reach) -> Proof:
     return same(text, source, run(TOKENS), run(5, 3, *[1] * (TOKENS - 8)), 1e-11)
 
 
-def _stepwise(spec: Attention, reach: Reach, form: str, text: str) -> Proof:
+def stepwise(spec: Attention, reach: Reach, form: str, text: str) -> Proof:
+    """A prompt, a chunk and single tokens against one prompt."""
     layer = layer_of(spec, reach, form, cached=cached_form(spec, form))
     x = inputs(spec)
     cache, out = Cache(), []
@@ -368,7 +336,7 @@ def top_k() -> Iterator[Proof]:
         yield same(f"gathering the selected latents = masking all others, {form}", source, *out)
 
 
-def _all_selected(spec: DSA, text: str) -> Iterator[Proof]:
+def all_selected(spec: DSA, text: str) -> Iterator[Proof]:
     """A DSA over no more tokens than it selects, against MLA with its weights."""
     sparse = layer_of(spec, FULL, "absorbed")
     dense = mla_torch.Layer(MLA(**{f.name: getattr(spec, f.name) for f in fields(MLA)}), dtype=torch.float64)
@@ -392,82 +360,3 @@ def bias() -> Iterator[Proof]:
     other.load_state_dict(without)
     added = layer.get_parameter("o_proj.weight") @ layer.get_parameter("v_b_proj.bias")
     yield same("a bias on the value up-projection adds W_O b_V", source, expected, other(x) + added)
-
-
-def errors() -> Iterator[Proof]:
-    """Where the source documents' code is wrong, the right result differs from theirs."""
-    groups_ = torch.randn(2, 4, 7, 8, dtype=torch.float64)
-    copies = groups_.repeat_interleave(8, dim=1)[:, :4]
-    yield different(
-        "001: [:, :n_groups] after repeat_interleave keeps copies of group 0", "document 001, GQA", groups_, copies
-    )
-    q, up, c = (torch.randn(*s, dtype=torch.float64) for s in ((3, 8), (8, 6), (5, 6)))
-    right = torch.einsum("td,dl,sl->ts", q, up, c)
-    apart = torch.einsum("td,dL,sl->ts", q, up, c)
-    yield different("001: `L` in one operand and `l` in the other contract nothing", "document 001, MLA", right, apart)
-    q1, k1, v1 = (torch.randn(6, dtype=torch.float64) for _ in range(3))
-    yield different(
-        "001: reading v k^T by the wrong index gives (q.v) k", "document 001, KDA", (q1 @ k1) * v1, (q1 @ v1) * k1
-    )
-    wrong = layer_of(SMALL, FULL, "absorbed", softmax_scale=(SMALL.kv_lora_rank + SMALL.qk_rope_head_dim) ** -0.5)
-    layer = layer_of(SMALL, FULL, "absorbed")
-    layer.load_state_dict(wrong.state_dict())
-    x = inputs(SMALL)
-    yield different("the scale is (P + R)^-1/2, never (L + R)^-1/2", "document 000", layer(x), wrong(x))
-
-
-def of_model(model: Model, names: Sequence[str]) -> Iterator[tuple[str, Proof]]:
-    """The claims that a model's own layers can be put to, at their own dimensions."""
-    seen = set[tuple[Attention, Reach]]()
-    for group in model.groups:
-        if group.attention is None or not hasattr(group.attention, "forms") or group.cache_from:
-            continue
-        key = (group.attention, group.reach)
-        if key in seen:
-            continue
-        seen.add(key)
-        spec, text = _fitting(group.attention)
-        for claim, proofs in _claims_of(spec, group.reach, text).items():
-            if not names or claim in names:
-                for proof in proofs():
-                    yield claim, proof
-
-
-def _fitting(spec: Attention) -> tuple[Attention, str]:
-    """The specification, or the heads of one of the fewest GPUs whose weights fit; and what that is, in words."""
-
-    def size(part: Attention) -> int:
-        return 8 * max(sum(w.elements for w in part.weights(form)) for form in part.forms)
-
-    heads = spec.query_heads()
-    for tp in range(1, heads + 1):
-        try:
-            part = spec.shard(tp)
-        except AttncalcError:
-            continue
-        if size(part) <= MAX_BYTES:
-            whole = f"{spec.variant} of {heads} heads"
-            return part, whole if tp == 1 else f"{whole}, {part.query_heads()} of them"
-    raise AttncalcError("verify", "one head of this layer does not fit into memory", got=f"{size(spec)} bytes")
-
-
-def _claims_of(spec: Attention, reach: Reach, text: str) -> dict[str, Callable[[], Iterator[Proof]]]:
-    def steps() -> Iterator[Proof]:
-        for form in spec.forms:
-            yield _stepwise(spec, reach, form, f"{text}, {form}" if len(spec.forms) > 1 else text)
-
-    claims: dict[str, Callable[[], Iterator[Proof]]] = {"decode": steps}
-    if isinstance(spec, DSA):
-        claims["top-k"] = lambda: _all_selected(spec, text)
-    if isinstance(spec, (MLA, MLASplit)):
-        claims["absorb"] = lambda: _forms(text, spec, ("absorbed", "decompressed"))
-        claims["merge"] = lambda: _forms(text, spec, ("merged",))
-    elif isinstance(spec, (GLA, TPA)):
-        claims["forms"] = lambda: _same_weights(text, spec)
-    elif isinstance(spec, (KDA, GDN, Lightning, RetNet)):
-        claims["kda"] = lambda: _chunked(spec, text)
-    elif isinstance(spec, GQA) and spec == GQA(
-        spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim, spec.rope_dim
-    ):
-        claims["gqa-as-mla"] = lambda: _as_mla(spec, text)
-    return claims

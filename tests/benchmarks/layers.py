@@ -320,8 +320,6 @@ def groups(prompt: int, context: int) -> Iterator[Group]:
     """Every variant as a prompt of `prompt` tokens and as the last token of `context`; one group for each cache."""
     for base in (layers_of(name, SMALL, None)[0] for name in COMPARED):
         spec: Any = base.attention
-        if isinstance(spec, CSA):
-            continue
         torch.manual_seed(0)
         source = build(Case(base, Workload(1, 1, 1), ""), None, "cpu", torch.float32)
         kept: dict[bool, dict[str, nn.Module]] = {}
