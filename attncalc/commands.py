@@ -112,10 +112,11 @@ def compare(
     """`attncalc compare`."""
     from attncalc import compare as layers
     from attncalc.attention import VARIANTS
+    from attncalc.dimensions import known_variants
     from attncalc.presets import ids, load_device
 
     if not names:
-        hint = f"Variants: {', '.join(layers.known_variants())}"
+        hint = f"Variants: {', '.join(known_variants())}"
         raise AttncalcError("compare", "name at least one variant or model", hint=hint)
     accelerator = load_device(device) if device is not None else None
     dimensions, notes = _dimensions(like, sizes, names)
@@ -164,7 +165,7 @@ def compare(
 
 def _check_used(variants: list[str], like: str | None, sizes: Mapping[str, str | None]) -> None:
     """Refuse a dimension that nothing named here has: the table would not show it."""
-    from attncalc.compare import used_dimensions
+    from attncalc.dimensions import used_dimensions
 
     used = used_dimensions(variants)
     if like is not None and not variants:
@@ -176,7 +177,7 @@ def _check_used(variants: list[str], like: str | None, sizes: Mapping[str, str |
 
 
 def _dimensions(like: str | None, sizes: Mapping[str, str | None], names: list[str]) -> tuple[Any, list[str]]:
-    from attncalc.compare import Dimensions, dimensions_like, shown_attention
+    from attncalc.dimensions import Dimensions, dimensions_like, shown_attention
 
     notes: list[str] = []
     base = Dimensions()
@@ -213,7 +214,8 @@ def explain(variant: str | None, models: list[str], asked: Options) -> Report:
     from attncalc.allocation import check_form_known, own_form
     from attncalc.attention import VARIANTS
     from attncalc.attention.base import check_form
-    from attncalc.compare import Dimensions, Layer, layers_of
+    from attncalc.compare import Layer, layers_of
+    from attncalc.dimensions import Dimensions
     from attncalc.engines import engine
     from attncalc.explain import explain_layer
     from attncalc.report.explain import explain_report

@@ -217,7 +217,7 @@ def _check_conversion(source: str, target: str) -> None:
 def _source(source: str, asked: ConvertOptions) -> tuple[GQA, list[str]]:
     """The layer that is converted: DeepSeek-V3's sizes, or a model's, or as given."""
     from attncalc.attention.convert import plain
-    from attncalc.compare import OPTIONS, Dimensions
+    from attncalc.dimensions import OPTIONS, Dimensions
 
     base, notes = Dimensions(), list[str]()
     start = GQA(base.hidden_size, base.heads, base.kv_heads, base.head_dim, base.head_dim, base.head_dim)

@@ -6,7 +6,8 @@ import pytest
 
 import attncalc
 from attncalc.allocation import baselines
-from attncalc.compare import Dimensions, layers_of, measure_layer
+from attncalc.compare import layers_of, measure_layer
+from attncalc.dimensions import Dimensions
 from attncalc.dtypes import Formats
 from attncalc.workload import Conventions, Workload
 

@@ -9,7 +9,7 @@ import pytest
 
 import attncalc
 from attncalc.attention import VARIANTS
-from attncalc.compare import BUILD
+from attncalc.dimensions import BUILD
 from attncalc.errors import AttncalcError
 
 PACKAGE = Path(attncalc.__file__).parent
@@ -24,8 +24,9 @@ LAYERS = (
     ("attncalc.attention.base",),
     ("attncalc.attention", "attncalc.ffn"),
     ("attncalc.model",),
+    ("attncalc.fields",),
     ("attncalc.document",),
-    ("attncalc.device", "attncalc.presets"),
+    ("attncalc.device", "attncalc.presets", "attncalc.dimensions"),
     ("attncalc.engines", "attncalc.allocation", "attncalc.flops", "attncalc.compare", "attncalc.explain"),
     ("attncalc.inputs",),
     ("attncalc.measure", "attncalc.verify"),
@@ -111,7 +112,7 @@ def test_imports_point_downwards(module: str) -> None:
 def test_attention_knows_nothing_of_engines_reports_or_commands(module: str) -> None:
     """Not even inside a function."""
     above = {"engines", "report", "cli", "commands", "render", "proof", "measure", "verify", "allocation", "flops"}
-    above |= {"ffn", "model", "document", "presets", "compare", "inputs", "explain", "device"}
+    above |= {"ffn", "model", "fields", "document", "presets", "dimensions", "compare", "inputs", "explain", "device"}
     for found in imports(module):
         assert not within(found.module, *(f"attncalc.{x}" for x in above)), f"line {found.line}: {found.module}"
 

@@ -8,15 +8,8 @@ from attncalc.attention.base import Attention, HeadShape, Step, cached_form
 from attncalc.attention.csa import CSA
 from attncalc.attention.dsa import DSA, INDEXER, MAX_ELEMENTS
 from attncalc.cache import Tensor, total_bytes
-from attncalc.compare import (
-    Dimensions,
-    Layer,
-    dimensions_like,
-    known_variants,
-    layers_of,
-    layers_of_groups,
-    shown_attention,
-)
+from attncalc.compare import Layer, layers_of, layers_of_groups
+from attncalc.dimensions import Dimensions, dimensions_like, known_variants, shown_attention
 from attncalc.dtypes import Formats
 from attncalc.errors import AttncalcError, shown
 from attncalc.model import Model

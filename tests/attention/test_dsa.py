@@ -20,7 +20,8 @@ from attncalc.attention.dsa import DSA, INDEXER  # noqa: E402
 from attncalc.attention.mla import MLA  # noqa: E402
 from attncalc.attention.rotary import Rotary  # noqa: E402
 from attncalc.attention.torch_base import Cache, CountOperations  # noqa: E402
-from attncalc.compare import BUILD, Dimensions, Layer, measure_layer  # noqa: E402
+from attncalc.compare import Layer, measure_layer  # noqa: E402
+from attncalc.dimensions import BUILD, Dimensions  # noqa: E402
 from attncalc.document import read_model  # noqa: E402
 from attncalc.dtypes import Formats  # noqa: E402
 from attncalc.errors import AttncalcError  # noqa: E402

@@ -16,7 +16,8 @@ from attncalc.attention.gqa import GQA  # noqa: E402
 from attncalc.attention.moba import MoBA  # noqa: E402
 from attncalc.attention.moba_torch import Layer  # noqa: E402
 from attncalc.attention.torch_base import Cache, CountOperations  # noqa: E402
-from attncalc.compare import Dimensions, layers_of, measure_layer  # noqa: E402
+from attncalc.compare import layers_of, measure_layer  # noqa: E402
+from attncalc.dimensions import Dimensions  # noqa: E402
 from attncalc.dtypes import Formats  # noqa: E402
 from attncalc.errors import AttncalcError  # noqa: E402
 from attncalc.reach import FULL, Reach  # noqa: E402

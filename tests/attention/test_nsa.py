@@ -17,7 +17,8 @@ from attncalc.attention.nsa import BRANCHES, NSA  # noqa: E402
 from attncalc.attention.nsa_torch import Layer  # noqa: E402
 from attncalc.attention.torch_base import Cache, CountOperations  # noqa: E402
 from attncalc.cache import total_bytes  # noqa: E402
-from attncalc.compare import Dimensions, layers_of, measure_layer  # noqa: E402
+from attncalc.compare import layers_of, measure_layer  # noqa: E402
+from attncalc.dimensions import Dimensions  # noqa: E402
 from attncalc.dtypes import Formats  # noqa: E402
 from attncalc.errors import AttncalcError  # noqa: E402
 from attncalc.reach import FULL, Reach  # noqa: E402
