@@ -11,10 +11,9 @@ from typing import Any, Literal, TypeVar
 
 from attncalc.attention import variant_class
 from attncalc.attention.base import Attention
-from attncalc.attention.dsa import DSA
 from attncalc.dtypes import check_kv_format
 from attncalc.errors import AttncalcError, shown
-from attncalc.ffn import FFN, Dense, LatentMoE, MoE
+from attncalc.ffn import FFN, Dense, MoE
 from attncalc.fields import Fields, read_spec
 from attncalc.model import MTP, ExtraWeight, LayerGroup, Model, Norm
 from attncalc.reach import FULL, Reach
@@ -94,7 +93,11 @@ def read_ffn(node: Fields, hidden_size: int) -> FFN:
     kind = node.get("kind", Literal["dense", "moe", "latent_moe"])
     if kind == "dense":
         return read_spec(Dense, node, hidden_size=hidden_size)
-    return read_spec(LatentMoE if kind == "latent_moe" else MoE, node, hidden_size=hidden_size)
+    if kind == "moe":
+        return read_spec(MoE, node, hidden_size=hidden_size)
+    from attncalc.latent_moe import LatentMoE
+
+    return read_spec(LatentMoE, node, hidden_size=hidden_size)
 
 
 def read_groups(
@@ -266,7 +269,7 @@ def _check_sources(top: Fields, groups: tuple[LayerGroup, ...]) -> None:
 
 def _check_indexers(top: Fields, groups: tuple[LayerGroup, ...]) -> None:
     """A layer that reuses a selection needs an earlier layer that selects."""
-    own = {i: g.attention.own_indexer for g in groups if isinstance(g.attention, DSA) for i in g.indices}
+    own = {i: own for g in groups if (own := getattr(g.attention, "own_indexer", None)) is not None for i in g.indices}
     first = min((i for i, has in own.items() if has), default=MAX_LAYERS)
     for index, has in sorted(own.items()):
         if not has and index < first:

@@ -26,7 +26,8 @@ from attncalc.ops import (
 from attncalc.workload import Workload
 
 
-def _tokens(workload: Workload) -> dict[str, Dim]:
+def token_axes(workload: Workload) -> dict[str, Dim]:
+    """B and t of a step."""
     return {"b": Dim(workload.batch, "batch"), "t": Dim(workload.new_tokens, "new_tokens")}
 
 
@@ -67,7 +68,7 @@ class Dense:
 
     def ops(self, workload: Workload) -> Ops:
         """2 * B * T * D * I for each matrix."""
-        axes = self._axes | _tokens(workload)
+        axes = self._axes | token_axes(workload)
         x, mid = activation("x", "b t D"), activation("ffn_mid", "b t I")
         names = ("ffn_gate_proj", "ffn_up_proj") if self.gated else ("ffn_up_proj",)
         products = [product(name, x, weight(name, "I D"), activation(name, "b t I"), axes) for name in names]
@@ -175,7 +176,7 @@ class MoE:
 
     def ops(self, workload: Workload) -> Ops:
         """Router 2*B*T*D*E; experts top_k times a dense layer of width I; shared ones as dense."""
-        axes = self._axes | _tokens(workload)
+        axes = self._axes | token_axes(workload)
         routed = workload.batch * workload.new_tokens * self.top_k
         axes["x"] = Dim(routed, "batch * new_tokens * top_k")
         axes["a"] = Dim(self.reached(workload), "min(num_experts, batch * new_tokens * top_k)")
@@ -227,39 +228,6 @@ class MoE:
         """Parameters of the experts that a token does not use: (E - top_k) * one expert."""
         experts = sum(w.elements for w in self.weights() if w.name.startswith("experts."))
         return experts // self.num_experts * (self.num_experts - self.top_k)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatentMoE(MoE):
-    """Experts that read and write a latent of width `latent_size`, which two projections share (Nemotron 3).
-
-    Router and shared experts read the hidden state. Source: transformers 5.24 `models/nemotron_h`.
-    """
-
-    latent_size: int
-
-    expert_axis: ClassVar[str] = "L"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "latent_size")
-
-    @property
-    def _axes(self) -> dict[str, Dim]:
-        return super()._axes | {"L": Dim(self.latent_size, "latent_size")}
-
-    def _weights(self, axes: Axes) -> tuple[Weight, ...]:
-        down = Weight("fc1_latent_proj.weight", "L D", self._axes)
-        return (*super()._weights(axes), down, Weight("fc2_latent_proj.weight", "D L", self._axes))
-
-    def ops(self, workload: Workload) -> Ops:
-        """As of MoE, the experts over the latent, and 2 * 2 * B * T * D * L for the two projections."""
-        made, axes = super().ops(workload), self._axes | _tokens(workload)
-        x, latent = activation("x", "b t D"), activation("latent", "b t L")
-        router, *rest = made.contractions
-        down = product("latent_down_proj", x, weight("fc1_latent_proj", "L D"), latent, axes)
-        up = product("latent_up_proj", latent, weight("fc2_latent_proj", "D L"), activation("y", "b t D"), axes)
-        return Ops((router, down, *rest, up), made.rowwise)
 
 
 FFN = Dense | MoE

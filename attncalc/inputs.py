@@ -14,7 +14,7 @@ from attncalc.workload import Conventions, Workload
 DEFAULT_CONTEXT = 131_072
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Options:
     """Options as typed; None is not given."""
 
