@@ -96,7 +96,7 @@ def flops(positional: list[str], options: list[str], engines: list[str], asked: 
         for engine in engines
     ]
     inputs = _model_inputs(named, resolved, engines) | {"phase": costs[0].workload.phase}
-    notes = _notes(resolved)
+    notes = _notes(resolved) + [n.model.partial_note for n in named if n.model.partial_note]
     for cost in costs:
         silent = [w.name for w in cost.model.extras(mtp=asked.mtp) if w.operation == "none" and w.place != "embedding"]
         if silent:

@@ -2,7 +2,8 @@
 
 `Fields` reads one mapping and knows its path, so that every refusal names the field. A specification class is
 read from its own dataclass fields: no second list of names to keep in step. Every field must be given; what a model
-does not have is written as null, false, none or [], so that no dropped line can pass for a default.
+does not have is written as null, false, none or [], so that no dropped line can pass for a default. Only `notes` and
+`partial`, which change no number, may be absent.
 """
 
 from dataclasses import fields, replace
@@ -187,6 +188,7 @@ def read_model(data: object, where: str) -> Model:
         model_type=top.optional_text("model_type"),
         source=_source(top.child("source")),
         notes=_texts(top, "notes"),
+        partial=_texts(top, "partial"),
         hidden_size=hidden_size,
         vocab_size=top.positive("vocab_size") if top.stated("vocab_size") else None,
         tie_word_embeddings=top.get("tie_word_embeddings", bool),

@@ -68,7 +68,11 @@ class MTP(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder, or attention layers alone where `vocab_size` is None."""
+    """A decoder, or attention layers alone where `vocab_size` is None.
+
+    `partial`: weights that the model has and its source does not size; parameters, and FLOPs and bytes of a step,
+    leave them out and say so. Nothing is missing where it is empty.
+    """
 
     id: str
     hidden_size: int
@@ -86,12 +90,18 @@ class Model:
     kv_cache_dtype: str | None = None
     source: dict[str, Any] = field(default_factory=dict, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
+    partial: tuple[str, ...] = field(default=(), compare=False)
     path: str = field(default="", compare=False)
 
     @property
     def num_layers(self) -> int:
         """Hidden layers, without MTP."""
         return sum(len(g.indices) for g in self.groups)
+
+    @property
+    def partial_note(self) -> str | None:
+        """What the totals leave out, in words."""
+        return f"{self.id}: totals are partial: {'; '.join(self.partial)}" if self.partial else None
 
     def layer_groups(self, *, mtp: bool) -> tuple[LayerGroup, ...]:
         """The groups that count.

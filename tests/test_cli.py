@@ -179,6 +179,26 @@ def test_models_shows_sizes(attncalc: Command) -> None:
     assert more["parameters_total"] > row["parameters_total"]
 
 
+def test_partial_totals_say_so(attncalc: Command, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(V3 | {"id": "mine", "partial": ["a gate", "a bias"]}), encoding="utf-8")
+    for command in (("models",), ("flops", "-c", "1000")):
+        record = attncalc(command[0], str(path), "deepseek-v3", *command[1:], "--json").record
+        assert [r["partial"] for r in record["results"]] == [["a gate", "a bias"], []]
+        assert [n for n in record["notes"] if "partial" in n] == ["mine: totals are partial: a gate; a bias"]
+        assert "note: mine: totals are partial: a gate; a bias" in attncalc(command[0], str(path), *command[1:]).out
+    assert "partial" not in attncalc("models", "deepseek-v3").out
+
+
+@pytest.mark.parametrize("partial", ["a gate", [1], [""], ["a\nb"], {"a": "b"}, None])
+def test_what_is_missing_must_be_texts(attncalc: Command, tmp_path: Path, partial: object) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(V3 | {"partial": partial}), encoding="utf-8")
+    made = attncalc("models", str(path))
+    assert (made.status, made.out) == (2, "")
+    assert ": partial" in made.err
+
+
 def test_models_by_hf_id_and_by_path(attncalc: Command, tmp_path: Path) -> None:
     assert attncalc("cache", "DeepSeek-AI/deepseek-v3", "--json").record["inputs"]["models"][0]["found_by"] == "hf_id"
     path = tmp_path / "mine.yaml"

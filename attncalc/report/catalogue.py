@@ -40,6 +40,7 @@ def model_result(model: "Model", *, mtp: bool) -> Row:
             }
             for g in groups
         ],
+        "partial": list(model.partial),
         "notes": list(model.notes),
     }
 
@@ -77,7 +78,7 @@ def models_report(models: "Sequence[Model]", *, single: bool, mtp: bool) -> Repo
         {"mtp": mtp},
         results,
         tuple(tables),
-        (),
+        tuple(m.partial_note for m in models if m.partial_note),
         tuple(text),
     )
 

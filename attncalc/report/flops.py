@@ -51,6 +51,7 @@ def flops_result(cost: "StepCost") -> Row:
         "new_tokens": w.new_tokens,
         "context": w.context,
         "tp": cost.tp,
+        "partial": list(cost.model.partial),
         "flops_total": cost.total,
         "flops_attention": cost.flops_attention,
         "flops_ffn": cost.flops_ffn,
