@@ -139,6 +139,7 @@ PUBLISHED = [
     ("nemotron-3-super-120b-a12b-nvfp4", 120, 0.7, "name", "cut"),
     ("internlm-7b", 7, 0.75, "name", "rounded down"),
     ("mimo-7b", 7, 0.75, "name", "rounded down"),
+    ("kimi-k3", 2800, 50, "collection page of moonshotai: 2.8T", "rounded, and partial"),
     ("llama-3.3-nemotron-super-49b", 49.87, 0.005, "model page: 49.9B", "rounded"),
 ]
 
@@ -167,8 +168,11 @@ def test_parameters_equal_the_traced_twin(preset: str, twin: str) -> None:
 
 
 def test_every_model_is_traced_or_published() -> None:
-    checked = {i for i, t in TRACES.items() if t["parameters"] is not None}
-    assert checked | {row[0] for row in PUBLISHED} | {row[0] for row in TWINS} == set(MODELS)
+    """Or says that its totals are partial, which no model does whose parameters equal a trace."""
+    traced = {i for i, t in TRACES.items() if t["parameters"] is not None}
+    partial = {i for i in MODELS if presets.load(i).partial}
+    assert traced | {row[0] for row in PUBLISHED} | {row[0] for row in TWINS} | partial == set(MODELS)
+    assert not traced & partial
 
 
 # Billions that a token uses, as published: (preset, billions, rounding, with the embedding, where).
@@ -210,6 +214,26 @@ def test_cache_of_nemotron_h_56b() -> None:
     grows, fixed = 10 * 2 * 8 * 128 * 2 * 131_072, 54 * (256 * 64 * 256 * 4 + 3 * 20_480 * 2)
     assert (grows, fixed) == (5_368_709_120, 912_605_184)
     assert (kept.bytes_total, kept.bytes_fixed) == (grows + fixed, fixed)
+
+
+def test_layers_of_kimi_k3() -> None:
+    """full_attn_layers 4, 8, ..., 92 and 93, counted from 1: 24 of MLA beside 69 of KDA; 131,072 tokens."""
+    model = presets.load("kimi-k3")
+    full = sorted(i for g in model.groups if g.variant == "mla" for i in g.indices)
+    assert full == [*range(3, 92, 4), 92]
+    kept = model.cache(131_072)
+    # 512 + 64 elements of 2 B; 96 states 128 x 128 of 4 B and 3 columns of 3 x 96 x 128 channels of 2 B.
+    grows, fixed = 24 * 576 * 2 * 131_072, 69 * (96 * 128 * 128 * 4 + 3 * 36_864 * 2)
+    assert (grows, fixed) == (3_623_878_656, 449_372_160)
+    assert (kept.bytes_total, kept.bytes_fixed) == (grows + fixed, fixed)
+    D, P, E, L = 7168, 96 * 128, 896, 3584
+    kda = 5 * D * P + D * 128 + 128 * P + D * 96 + 3 * 4 * P + 96 + P + 128
+    mla = D * 1536 + 1536 + 1536 * 96 * 192 + D * 576 + 512 + 512 * 96 * 256 + 2 * D * P
+    moe = D * E + E * 3 * L * 3072 + 3 * D * 6144 + 2 * D * L
+    ends = 2 * 163_840 * D + (93 * 2 + 1) * D
+    assert model.parameters() == 69 * kda + 24 * mla + 3 * D * 33_792 + 92 * moe + ends
+    assert model.parameters() - model.active_parameters() == 92 * (E - 16) * 3 * L * 3072
+    assert len(model.partial) == 4
 
 
 def test_experts_over_a_latent() -> None:
