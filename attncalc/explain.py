@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attncalc.attention.base import Attention, Step
+from attncalc.attention.kda import KDA
 from attncalc.axes import Weight, letters, parenthesised
 from attncalc.cache import CacheTensor
 from attncalc.ops import Contraction, Rowwise
@@ -23,7 +24,7 @@ def explain_layer(
     workload: Workload,
     conventions: Conventions,
 ) -> list[Row]:
-    """Cache, parameters and operations of one layer, one row for each number."""
+    """Cache, parameters and operations of one layer, one row for each number; and how others count a core."""
     step = Step(workload, reach, conventions.count)
     ops = attention.ops(step, form, cached=cached)
     rows = [
@@ -32,7 +33,12 @@ def explain_layer(
         *(_op_row(op, step) for op in ops.contractions),
         *(_op_row(op, step) for op in ops.rowwise),
     ]
-    return [{"of": place, "source": attention.source} | row for row in rows]
+    out = [{"of": place, "source": attention.source} | row for row in rows]
+    if isinstance(attention, KDA):
+        for c in attention.core_counts(workload):
+            row = _row(c.name, c.formula, c.symbols, c.flops, "FLOPs by this convention", [c.where])
+            out.append({"of": f"{place}, its core by every convention", "source": c.source} | row)
+    return out
 
 
 def substitute(formula: str, symbols: Mapping[str, int]) -> str:

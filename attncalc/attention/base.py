@@ -50,6 +50,17 @@ class Step:
         return Rowwise("softmax", f"b {heads}", SOFTMAX, axes, self.pairs, formula)
 
 
+class CoreCount(NamedTuple):
+    """What somebody counts for the core of a layer: a convention, its formula, values and source."""
+
+    name: str
+    formula: str
+    symbols: Mapping[str, int]
+    flops: int
+    where: str
+    source: str
+
+
 class HeadShape(NamedTuple):
     """How a form looks to an attention kernel."""
 

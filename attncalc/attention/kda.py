@@ -13,8 +13,16 @@ sections 3 and 4; parameter names as in moonshotai/Kimi-Linear-48B-A3B.
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from attncalc.attention.base import Attention, HeadShape, Step, check_form, check_tp, require
-from attncalc.attention.state import L2_NORM, SOFTPLUS_DECAY, convolution, delta_chunked, delta_recurrent, kept
+from attncalc.attention.base import Attention, CoreCount, HeadShape, Step, check_form, check_tp, require
+from attncalc.attention.state import (
+    L2_NORM,
+    SOFTPLUS_DECAY,
+    chunks,
+    convolution,
+    delta_chunked,
+    delta_recurrent,
+    kept,
+)
 from attncalc.axes import Dim, Weight
 from attncalc.cache import CacheTensor
 from attncalc.errors import AttncalcError
@@ -135,8 +143,7 @@ class KDA:
     def ops(self, step: Step, form: str, *, cached: str) -> Ops:  # noqa: ARG002
         """Projections, a depthwise convolution 2*B*T*W*channels, and the core.
 
-        The core is `delta_recurrent` or `delta_chunked` of the module `state`; Kimi Linear's paper counts its chunks
-        otherwise: 6*T*d^2 + 3*T*C*d + T*C^2.
+        The core is `delta_recurrent` or `delta_chunked` of the module `state`; `core_counts` says how others count it.
         """
         check_form(self, form)
         axes = self._axes | step.axes
@@ -169,6 +176,66 @@ class KDA:
         attn, y = activation("attn", "b t h j v"), activation("y", "b t D")
         products.append(product("o_proj", attn, weight("o_proj", "D (h j v)"), y, axes))
         return Ops(tuple(products), self._rowwise(axes, core.rowwise))
+
+    def core_counts(self, workload: Workload) -> tuple[CoreCount, ...]:
+        """The core by every convention: a prompt in chunks, of the new tokens or else of the context, and one token.
+
+        Per value head, T tokens in chunks of C: Kimi Linear's paper 6*T*d^2 + 3*T*C*d + T*C^2 (K = V = d); FlashInfer
+        6*T*K*V, decode 8*K*V; here dense 6*C^2*K + 4*C^2*V + 6*C*K*V for each chunk, causal without the zeros of
+        its triangles, decode 6*K*V. Convolution, projections and elementwise work are in none of them.
+        """
+        B, HV, K, V, C = workload.batch, self.num_v_heads, self.head_k_dim, self.head_v_dim, self.chunk_size
+        prompt = workload.new_tokens > 1
+        T = workload.new_tokens if prompt else workload.context
+        per_head = {"batch": B, "num_v_heads": HV}
+        widths = {"head_k_dim": K, "head_v_dim": V}
+        tokens = per_head | {"tokens": T}
+        said = f"tokens = {'new_tokens' if prompt else 'context'}"
+        lead, state = "batch * num_v_heads", "head_k_dim * head_v_dim"
+        flashinfer, own = "FlashInfer, benchmark routines of KDA", f"attncalc, after {self.source}"
+        steps = {count: Step(Workload(T, T, B), count=count) for count in ("dense", "causal")}
+        dense, causal = (chunks(step, self._axes | step.axes, C) for step in steps.values())
+        counted = {count: self._core_flops(step, "chunked") for count, step in steps.items()}
+        out = []
+        if K == V:
+            paper = "6 * tokens * head_dim ** 2 + 3 * tokens * chunk_size * head_dim + tokens * chunk_size ** 2"
+            flops = B * HV * (6 * T * K * K + 3 * T * C * K + T * C * C)
+            values = tokens | {"head_dim": K, "chunk_size": C}
+            source = "Kimi Linear (arXiv 2510.26692), FLOPs of KDA per head"
+            out.append(CoreCount("core of a prompt, paper", f"{lead} * ({paper})", values, flops, said, source))
+        formula = f"{lead} * tokens * 6 * {state}"
+        out.append(
+            CoreCount(
+                "core of a prompt, FlashInfer", formula, tokens | widths, B * HV * T * 6 * K * V, said, flashinfer
+            )
+        )
+        formula = (
+            f"{lead} * chunks * (6 * chunk_size ** 2 * head_k_dim + 4 * chunk_size ** 2 * head_v_dim"
+            f" + 6 * chunk_size * {state})"
+        )
+        values = per_head | {"chunks": dense.axes["z"].size, "chunk_size": C} | widths
+        where = f"chunks = ceil(tokens / chunk_size); {said}"
+        out.append(CoreCount("core of a prompt, dense", formula, values, counted["dense"], where, own))
+        formula = (
+            f"{lead} * (2 * below * head_k_dim + 4 * inclusive * (head_k_dim + head_v_dim) + 6 * tokens * {state})"
+        )
+        values = tokens | {"below": causal.below[0], "inclusive": causal.inclusive[0]} | widths
+        where = (
+            "below, inclusive: pairs of all chunks without and with their diagonals, T div C * f(C) + f(T mod C) with"
+            f" f(n) = n * (n - 1) / 2 and n * (n + 1) / 2; C = {C}, T = {said}"
+        )
+        out.append(CoreCount("core of a prompt, causal", formula, values, counted["causal"], where, own))
+        values = per_head | widths
+        flops, where = B * HV * 8 * K * V, "one token; 2 of the 8 are the decay of the state"
+        out.append(CoreCount("core of a token, FlashInfer", f"{lead} * 8 * {state}", values, flops, where, flashinfer))
+        decode = self._core_flops(Step(Workload(T, 1, B)), "recurrent")
+        where = "one token; the decay of the state is elementwise"
+        out.append(CoreCount("core of a token", f"{lead} * 6 * {state}", values, decode, where, own))
+        return tuple(out)
+
+    def _core_flops(self, step: Step, form: str) -> int:
+        names = {"state_update", "chunk_kk", "chunk_qk", "chunk_w", "chunk_u", "chunk_value"}
+        return sum(op.flops for op in self.ops(step, form, cached=form).contractions if op.name in names)
 
     def _rowwise(self, axes: dict[str, Dim], core: tuple[Rowwise, ...]) -> tuple[Rowwise, ...]:
         out = [Rowwise("conv_silu", "b t c", ACTIVATION, axes)] if self.conv_kernel else []

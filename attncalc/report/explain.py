@@ -14,11 +14,14 @@ def explain_report(inputs: Row, conventions: Row, results: list[Row], notes: Seq
         Column("unit", "unit"),
     )
     text: list[str] = []
-    place = None
+    place = source = None
     for row in results:
         if row["of"] != place:
-            place = row["of"]
-            text += ["", place, f"  source: {row['source']}"]
+            place, source = row["of"], None
+            text += ["", place]
+        if row["source"] != source:
+            text += [*([""] if source else []), f"  source: {row['source']}"]
+            source = row["source"]
         text += ["", f"  {row['name']}", f"    = {row['formula']}"]
         if row["values"] != row["formula"]:
             text.append(f"    = {row['values']}")

@@ -1,5 +1,6 @@
 """Kimi Delta Attention: golden values, the count against a loop, and the layer against its definition."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from math import prod
@@ -20,6 +21,7 @@ from attncalc.attention.mla import MLA
 from attncalc.attention.mla_torch import Layer as MLALayer
 from attncalc.attention.state_torch import delta_recurrent
 from attncalc.attention.torch_base import Cache, CountOperations
+from attncalc.cli import run
 from attncalc.dtypes import Formats
 from attncalc.errors import AttncalcError
 from attncalc.ops import Contraction
@@ -87,6 +89,52 @@ def test_kimi_linear() -> None:
     # 6C^2K + 4C^2V + 6CKV for each head and chunk of 64: 180,224 for each token and head.
     dense = by_name(products(KIMI, "chunked", 640, 640, count="dense"))
     assert sum(dense[name] for name in CORE) == 180_224 * 640 * 32
+
+
+CONVENTIONS = {
+    # For each head and token, d = 128 and C = 64: 6d^2 + 3Cd + C^2; 6KV; 6CK + 4CV + 6KV; 8KV; 6KV.
+    "core of a prompt, paper": 126_976 * 640 * 32,
+    "core of a prompt, FlashInfer": 98_304 * 640 * 32,
+    "core of a prompt, dense": 180_224 * 640 * 32,
+    # 10 chunks: 2016 pairs of 2K, 2080 of 4K + 4V; and 6KV for each token.
+    "core of a prompt, causal": 32 * (10 * (2016 * 256 + 2080 * 1024) + 640 * 98_304),
+    "core of a token, FlashInfer": 131_072 * 32,
+    "core of a token": 98_304 * 32,
+}
+
+
+def test_conventions_of_the_core() -> None:
+    for new, batch in ((640, 1), (1, 1), (1, 3)):
+        found = KIMI.core_counts(Workload(640, new, batch))
+        assert {c.name: c.flops for c in found} == {name: batch * flops for name, flops in CONVENTIONS.items()}
+        assert len({c.source for c in found}) == 3
+
+
+@given(context=st.integers(1, 200), new=st.integers(1, 200), batch=st.integers(1, 3))
+def test_conventions_are_their_formulas_and_the_products_that_are_counted(context: int, new: int, batch: int) -> None:
+    for spec in SPECS.values():
+        workload = Workload(max(context, new), new, batch)
+        found = {c.name: c for c in spec.core_counts(workload)}
+        assert ("core of a prompt, paper" in found) == (spec.head_k_dim == spec.head_v_dim)
+        for c in found.values():
+            assert eval(c.formula, {"__builtins__": {}}, dict(c.symbols)) == c.flops
+        tokens = new if new > 1 else workload.context
+        counts: tuple[Count, ...] = ("dense", "causal")
+        for count in counts:
+            ops = by_name(products(spec, "chunked", tokens, tokens, batch, count))
+            assert found[f"core of a prompt, {count}"].flops == sum(ops[name] for name in CORE)
+        assert found["core of a token"].flops == by_name(products(spec, "recurrent", 9, 1, batch))["state_update"]
+
+
+def test_explain_lists_the_conventions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "kimi-linear-48b-a3b", "-c", "640", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["results"]
+    found = [r for r in rows if r["of"].endswith("its core by every convention")]
+    assert {r["name"]: r["result"] for r in found} == CONVENTIONS
+    assert run(["explain", "kda", "-c", "640"]) == 0
+    text = capsys.readouterr().out
+    for name in ("Kimi Linear (arXiv 2510.26692)", "FlashInfer", "core of a prompt, causal"):
+        assert name in text
 
 
 def test_shapes_of_grouped_values() -> None:
