@@ -374,3 +374,49 @@ def test_equals_transformers(which: str, form: str) -> None:
     # Theirs has a column more, and channels before columns.
     assert relative(our_cache.buffers["conv_state"][:, 0].mT, kept.conv_states[0][..., 1:]) < 1e-5
     assert relative(our_cache.buffers["recurrent_state"], kept.recurrent_states[0]) < 1e-5
+
+
+@pytest.mark.parametrize("form", Mamba2.forms)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_equals_falcon_h1(groups: int, form: str) -> None:
+    """The same with the mixer of Falcon-H1, whose multipliers of z, x, B, C, dt and of the input join in_proj's rows.
+
+    They are powers of two, so the product is exact; the mixer norms after the gate, by a mean for each group, as
+    `mamba_rms_norm` has it and `mamba_norm_before_gate` has not.
+    """
+    module = pytest.importorskip("transformers.models.falcon_h1.modeling_falcon_h1", reason="needs transformers 5.24")
+    cache_utils = pytest.importorskip("transformers.cache_utils")
+    spec = Mamba2(24, 6, 8, groups, 10, chunk_size=16)
+    config = module.FalconH1Config(
+        hidden_size=spec.hidden_size,
+        mamba_d_ssm=spec.inner_size,
+        mamba_n_heads=spec.num_heads,
+        mamba_d_head=spec.head_dim,
+        mamba_n_groups=groups,
+        mamba_d_state=spec.state_size,
+        mamba_chunk_size=spec.chunk_size,
+        mamba_rms_norm=True,
+        mamba_norm_before_gate=False,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        ssm_in_multiplier=2.0,
+        ssm_multipliers=[0.5, 0.25, 1.0, 2.0, 0.5],
+    )
+    theirs = module.FalconH1Mixer(config, 0)
+    scale = module.compute_mup_vector(config)
+    theirs.register_buffer("mup_vector", scale, persistent=False)  # as its decoder layer does
+    torch.manual_seed(4)
+    randomised(theirs, 0.3)
+    theirs.eval()
+    ours = layer(spec, form, theirs, eps=config.rms_norm_eps)
+    with torch.no_grad():
+        ours.get_parameter("in_proj.weight").mul_(scale.view(-1, 1) * config.ssm_in_multiplier)
+    their_cache, our_cache = cache_utils.DynamicCache(config=config), Cache()
+    for length in (37, 1, 1, 20, 1):
+        x = torch.randn(2, length, spec.hidden_size)
+        with torch.no_grad():
+            assert relative(ours(x, our_cache), theirs(x, cache=their_cache)) < 1e-5
+    kept = their_cache.layers[0]
+    assert relative(our_cache.buffers["conv_state"][:, 0].mT, kept.conv_states[0][..., 1:]) < 1e-5
+    assert relative(our_cache.buffers["recurrent_state"], kept.recurrent_states[0]) < 1e-5
