@@ -141,6 +141,7 @@ PUBLISHED = [
     ("mimo-7b", 7, 0.75, "name", "rounded down"),
     ("kimi-k3", 2800, 50, "collection page of moonshotai: 2.8T", "rounded, and partial"),
     ("llama-3.3-nemotron-super-49b", 49.87, 0.005, "model page: 49.9B", "rounded"),
+    ("step-3", 316, 0.5, "model card of stepfun-ai/step3, arXiv 2507.19427", "rounded, text model alone"),
 ]
 
 
@@ -151,7 +152,8 @@ def test_parameters_match_the_published_size(
     assert abs(presets.load(preset).parameters() / 1e9 - billions) <= tolerance, f"{where}: {why}"
 
 
-# The text model of Qwen3-VL is a Qwen3 of the same dimensions; GLM-4.7 is a GLM-4.5 trained further.
+# The text model of Qwen3-VL is a Qwen3 of the same dimensions; GLM-4.7 is a GLM-4.5 trained further, Jamba 1.5 Mini a
+# Jamba v0.1 and Qwen3.8-27B a Qwen3.5-27B.
 TWINS = [
     ("qwen3-vl-2b", "qwen3-1.7b"),
     ("qwen3-vl-4b", "qwen3-4b"),
@@ -159,6 +161,8 @@ TWINS = [
     ("qwen3-vl-32b", "qwen3-32b"),
     ("qwen3-vl-235b-a22b", "qwen3-235b-a22b"),
     ("glm-4.5", "glm-4.7"),
+    ("jamba-1.5-mini", "jamba-v0.1"),
+    ("qwen3.8-27b", "qwen3.5-27b"),
 ]
 
 
@@ -194,6 +198,10 @@ ACTIVE = [
     ("jamba-1.5-large", 94, 0.5, True, "arXiv 2408.12570, abstract: 94B"),
     ("hunyuan-a13b", 13, 0.5, True, "name, model card: 13B"),
     ("qwen3.5-397b-a17b", 17, 0.5, True, "name: 17B"),
+    ("step-3", 38, 0.5, False, "arXiv 2507.19427, abstract: 38B, embedding not counted"),
+    ("jamba-1.5-mini", 12, 0.2, True, "arXiv 2408.12570, abstract: 12B"),
+    ("ernie-4.5-21b-a3b", 3, 0.5, True, "name: 3B"),
+    ("solar-open-100b", 12, 0.5, True, "table of models in llama.cpp: 102B.A12B"),
     ("gpt-oss-20b", 3.61, 0.005, False, "model card, arXiv 2508.10925: embedding not counted, head counted"),
     ("gpt-oss-120b", 5.13, 0.005, False, "model card, arXiv 2508.10925: embedding not counted, head counted"),
 ]
