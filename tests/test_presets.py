@@ -141,7 +141,6 @@ PUBLISHED = [
     ("mimo-7b", 7, 0.75, "name", "rounded down"),
     ("kimi-k3", 2800, 50, "collection page of moonshotai: 2.8T", "rounded, and partial"),
     ("llama-3.3-nemotron-super-49b", 49.87, 0.005, "model page: 49.9B", "rounded"),
-    ("step-3", 316, 0.5, "model card of stepfun-ai/step3, arXiv 2507.19427", "rounded, text model alone"),
 ]
 
 
@@ -198,7 +197,6 @@ ACTIVE = [
     ("jamba-1.5-large", 94, 0.5, True, "arXiv 2408.12570, abstract: 94B"),
     ("hunyuan-a13b", 13, 0.5, True, "name, model card: 13B"),
     ("qwen3.5-397b-a17b", 17, 0.5, True, "name: 17B"),
-    ("step-3", 38, 0.5, False, "arXiv 2507.19427, abstract: 38B, embedding not counted"),
     ("jamba-1.5-mini", 12, 0.2, True, "arXiv 2408.12570, abstract: 12B"),
     ("ernie-4.5-21b-a3b", 3, 0.5, True, "name: 3B"),
     ("solar-open-100b", 12, 0.5, True, "table of models in llama.cpp: 102B.A12B"),

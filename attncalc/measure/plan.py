@@ -26,7 +26,7 @@ BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 # A whole default run ends within a minute on two CPU cores; a GPU gets DeepSeek-V3's dimensions.
 SMALL = Dimensions(1024, 16, 4, 64, 64, 256, 384, 64, 32)
-DEFAULT_CONTEXT = {"cpu": 512, "cuda": 8192, "mps": 2048, "meta": 8192}
+DEFAULT_CONTEXT = {"cpu": 128, "cuda": 8192, "mps": 2048, "meta": 8192}
 DEFAULT_DTYPE = {"cpu": "fp32", "cuda": "bf16", "mps": "fp32", "meta": "bf16"}
 DEFAULT_REPEAT = {"cpu": 3, "cuda": 30, "mps": 10, "meta": 0}
 CHECKED_CONTEXT = 256
