@@ -229,7 +229,7 @@ def _baseline(allocation: Allocation, name: str, kv_heads: int, *, mtp: bool) ->
             engine=allocation.engine,
             tp=allocation.tp,
             mtp=mtp,
-            formats=allocation.formats,
+            formats=replace(allocation.formats, index=None),  # K and V of heads have no index keys
         )
     except AttncalcError as error:
         return Baseline(name, None, str(error))

@@ -112,7 +112,7 @@ class Model:
         if not mtp:
             return self.groups
         if self.mtp is None:
-            raise AttncalcError("--mtp", f"{self.id} states no multi-token-prediction layers")
+            raise AttncalcError("--mtp", f"the model file of {self.id} describes no multi-token-prediction layers")
         return self.groups + self.mtp.groups
 
     def extras(self, *, mtp: bool) -> tuple[ExtraWeight, ...]:

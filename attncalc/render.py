@@ -184,8 +184,10 @@ def _convention_notes(report: Report) -> tuple[str, ...]:
     cache = c["kv_dtype"] if isinstance(c["kv_dtype"], str) else " or ".join(dict.fromkeys(c["kv_dtype"]))
     states = any(r.get("bytes_fixed") or r.get("cache_bytes_constant") for r in report.results)
     kept = f"cache {cache}"
+    if isinstance(c["kv_dtype"], str) and c["index_dtype"] != c["kv_dtype"]:
+        kept += f", index keys {c['index_dtype']}"
     if states:
-        kept += f", recurrent states {c['state_dtype']}, convolution states {c['conv_dtype']}"
+        kept += f", constant states {c['state_dtype']}, convolution states {c['conv_dtype']}"
     if report.command == "cache":
         return (kept,)
     pairs = "exact attended pairs" if c["count"] == "causal" else "every new token with every key present"

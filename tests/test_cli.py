@@ -250,6 +250,16 @@ def test_declared_cache_dtype_is_taken_and_noted(attncalc: Command) -> None:
     assert wide["bytes_total"] == 2 * record["results"][0]["bytes_total"]
 
 
+def test_an_index_format_leaves_the_baselines_alone(attncalc: Command) -> None:
+    plain = attncalc("cache", "deepseek-v3.2", "--json").record["results"][0]
+    made = attncalc("cache", "deepseek-v3.2", "--index-dtype", "fp8", "--json").record["results"][0]
+    assert made["bytes_total"] == 10_266_083_328 < plain["bytes_total"]
+    for name in ("mha", "gqa-8", "mqa"):
+        assert made["baselines"][name]["bytes_total"] == plain["baselines"][name]["bytes_total"]
+    assert "index keys fp8" in attncalc("cache", "deepseek-v3.2", "--index-dtype", "fp8").out
+    assert attncalc("cache", "gpt2", "--index-dtype", "fp8").status == 2
+
+
 def test_engines_side_by_side(attncalc: Command) -> None:
     made = attncalc("cache", "gpt-oss-20b", "--engine", "logical", "--engine", "transformers", "--json").record
     logical, kept = made["results"]
