@@ -4,13 +4,13 @@ Shapes: B batch, T new tokens, D hidden size, H q/k heads, HV value heads, K and
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from attncalc.attention.base import check_form
 from attncalc.attention.conv_torch import convolve
 from attncalc.attention.gdn import GDN
 from attncalc.attention.state_torch import (
+    StateLayer,
     delta_chunked,
     delta_recurrent,
     keep_state,
@@ -20,49 +20,18 @@ from attncalc.attention.state_torch import (
 )
 from attncalc.attention.torch_base import (
     Cache,
-    KernelPath,
-    choose_path,
-    initialise,
     linear,
-    make_parameters,
     rms_norm,
     split_heads,
 )
-from attncalc.reach import FULL, Reach
 
 
-class Layer(nn.Module):
+class Layer(StateLayer[GDN]):
     """One layer of `spec`, in the form `recurrent` or `chunked`; all that came before stands in the cache.
 
     Parameters are `spec.weights(form)`. The cache is `conv_state` [B, 1, W - 1, channels] in the dtype of x and
     `recurrent_state` [B, HV, K, V] in float32 (float64 where x is); it has the same tensors in both forms.
     """
-
-    def __init__(
-        self,
-        spec: GDN,
-        reach: Reach = FULL,
-        form: str = "recurrent",
-        *,
-        cached: str | None = None,
-        path: KernelPath | None = None,
-        eps: float = 1e-6,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.spec, self.reach, self.form, self.cached = spec, reach, check_form(spec, form), cached or form
-        if reach != FULL:
-            raise ValueError(f"a state holds all that came before: reach {reach.text} does not apply")
-        self.path = choose_path(path, self.paths(spec), "this layer has no other")
-        self.eps = eps
-        make_parameters(self, spec.weights(form), device=device, dtype=dtype)
-        initialise(self)
-
-    @classmethod
-    def paths(cls, spec: GDN) -> tuple[KernelPath, ...]:  # noqa: ARG003
-        """The ways to compute it."""
-        return ("reference",)
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]; the new tokens continue what `cache` has seen."""

@@ -6,13 +6,13 @@ Shapes: B batch, T new tokens, D hidden size, H q/k heads, HV value heads, K and
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from attncalc.attention.base import check_form
 from attncalc.attention.conv_torch import convolve
 from attncalc.attention.kda import KDA
 from attncalc.attention.state_torch import (
+    StateLayer,
     delta_chunked,
     delta_recurrent,
     keep_state,
@@ -23,15 +23,11 @@ from attncalc.attention.state_torch import (
 from attncalc.attention.torch_base import (
     Cache,
     KernelPath,
-    choose_path,
-    initialise,
     linear,
-    make_parameters,
     operation,
     rms_norm,
     split_heads,
 )
-from attncalc.reach import FULL, Reach
 
 DECAY_BOUND = -5.0
 
@@ -74,7 +70,7 @@ def decayed_products_in_blocks(q: Tensor, k: Tensor, total: Tensor, block: int =
     return kk, qk
 
 
-class Layer(nn.Module):
+class Layer(StateLayer[KDA]):
     """One layer of `spec`, in the form `recurrent` or `chunked`; all that came before stands in the cache.
 
     Parameters are `spec.weights(form)`. The cache is `conv_state` [B, 1, W - 1, channels] in the dtype of x and
@@ -82,27 +78,6 @@ class Layer(nn.Module):
     `fast` forms the decayed products of a chunk in blocks of 16 tokens, with fewer FLOPs than the dense count;
     the recurrent form has no other way. A lower-bounded decay is at least `DECAY_BOUND`.
     """
-
-    def __init__(
-        self,
-        spec: KDA,
-        reach: Reach = FULL,
-        form: str = "recurrent",
-        *,
-        cached: str | None = None,
-        path: KernelPath | None = None,
-        eps: float = 1e-6,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.spec, self.reach, self.form, self.cached = spec, reach, check_form(spec, form), cached or form
-        if reach != FULL:
-            raise ValueError(f"a state holds all that came before: reach {reach.text} does not apply")
-        self.path = choose_path(path, self.paths(spec), "this layer has no other")
-        self.eps = eps
-        make_parameters(self, spec.weights(form), device=device, dtype=dtype)
-        initialise(self)
 
     counted: ClassVar[tuple[KernelPath, ...]] = ("reference",)
     """The paths whose products are those of the specification."""

@@ -3,26 +3,30 @@
 Shapes: B batch, T new tokens, D hidden size, H heads, d their width, C chunk size.
 """
 
+from typing import Any
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from attncalc.attention.base import check_form
 from attncalc.attention.lightning import Lightning
-from attncalc.attention.state_torch import keep_state, kept_state, retention_chunked, retention_recurrent, wide
+from attncalc.attention.state_torch import (
+    StateLayer,
+    keep_state,
+    kept_state,
+    retention_chunked,
+    retention_recurrent,
+    wide,
+)
 from attncalc.attention.torch_base import (
     Cache,
-    KernelPath,
-    choose_path,
-    initialise,
     linear,
-    make_parameters,
     rms_norm,
 )
 from attncalc.reach import FULL, Reach
 
 
-class Layer(nn.Module):
+class Layer(StateLayer[Lightning]):
     """One layer of `spec`, in the form `recurrent` or `chunked`; all that came before stands in the cache.
 
     Parameters are `spec.weights(form)`. The cache is `recurrent_state` [B, H, d, d] in float32 (float64 where x is),
@@ -35,26 +39,11 @@ class Layer(nn.Module):
         reach: Reach = FULL,
         form: str = "recurrent",
         *,
-        cached: str | None = None,
-        path: KernelPath | None = None,
-        eps: float = 1e-6,
         slope_factor: float = 1.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__()
-        self.spec, self.reach, self.form, self.cached = spec, reach, check_form(spec, form), cached or form
-        if reach != FULL:
-            raise ValueError(f"a state holds all that came before: reach {reach.text} does not apply")
-        self.path = choose_path(path, self.paths(spec), "this layer has no other")
-        self.eps, self.slope_factor = eps, slope_factor
-        make_parameters(self, spec.weights(form), device=device, dtype=dtype)
-        initialise(self)
-
-    @classmethod
-    def paths(cls, spec: Lightning) -> tuple[KernelPath, ...]:  # noqa: ARG003
-        """The ways to compute it."""
-        return ("reference",)
+        super().__init__(spec, reach, form, **settings)
+        self.slope_factor = slope_factor
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]; the new tokens continue what `cache` has seen."""

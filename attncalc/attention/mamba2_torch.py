@@ -3,24 +3,21 @@
 Shapes: B batch, T new tokens, D hidden size, H heads, G groups, p head width, N state width, C chunk size.
 """
 
+from typing import ClassVar
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from attncalc.attention.base import check_form
 from attncalc.attention.conv_torch import convolve
 from attncalc.attention.mamba2 import Mamba2
+from attncalc.attention.state_torch import StateLayer
 from attncalc.attention.torch_base import (
     Cache,
-    KernelPath,
     bias_of,
-    choose_path,
-    initialise,
     linear,
-    make_parameters,
     operation,
 )
-from attncalc.reach import FULL, Reach
 
 
 def recurrent_core(x: Tensor, g: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +66,7 @@ def chunked_core(x: Tensor, g: Tensor, b: Tensor, c: Tensor, state: Tensor, *, s
     return torch.cat(out, dim=2)[:, :, :new_tokens], state
 
 
-class Layer(nn.Module):
+class Layer(StateLayer[Mamba2]):
     """One layer of `spec`, in the form `recurrent` or `chunked`; all that came before stands in the cache.
 
     Parameters are `spec.weights(form)`. The cache is `conv_state` [B, 1, W - 1, channels] in the dtype of x and
@@ -77,31 +74,7 @@ class Layer(nn.Module):
     clamped (transformers clamps NemotronH's to `time_step_min` in prompts alone).
     """
 
-    def __init__(
-        self,
-        spec: Mamba2,
-        reach: Reach = FULL,
-        form: str = "recurrent",
-        *,
-        cached: str | None = None,
-        path: KernelPath | None = None,
-        eps: float = 1e-5,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.spec, self.reach, self.form, self.cached = spec, reach, check_form(spec, form), cached or form
-        if reach != FULL:
-            raise ValueError(f"a state holds all that came before: reach {reach.text} does not apply")
-        self.path = choose_path(path, self.paths(spec), "this layer has no other")
-        self.eps = eps
-        make_parameters(self, spec.weights(form), device=device, dtype=dtype)
-        initialise(self)
-
-    @classmethod
-    def paths(cls, spec: Mamba2) -> tuple[KernelPath, ...]:  # noqa: ARG003
-        """The ways to compute it."""
-        return ("reference",)
+    default_eps: ClassVar[float] = 1e-5
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]; the new tokens continue what `cache` has seen."""

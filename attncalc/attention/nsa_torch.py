@@ -4,85 +4,34 @@ Shapes: B batch, T new tokens, S keys, D hidden size, H query heads, G KV heads,
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from attncalc.attention.base import check_form
 from attncalc.attention.nsa import NSA
-from attncalc.attention.rotary import Rotary
+from attncalc.attention.selecting_torch import SelectingLayer, new_entries
 from attncalc.attention.torch_base import (
     Cache,
-    KernelPath,
     allowed_blocks,
     attend_masked,
     attention_mask,
-    choose_path,
-    initialise,
     largest,
     linear,
-    make_parameters,
     operation,
-    split_heads,
 )
-from attncalc.reach import FULL, Reach
 
 
-def new_entries(rows: Tensor, entries: Reach, start: int, new_tokens: int) -> Tensor:
-    """Of rows [B, G, S, width], those of the entries that the step completes: [B, G, n, entries.pooled, width]."""
-    first, count = entries.stored(start), entries.stored(start + new_tokens) - entries.stored(start)
-    if not count:
-        return rows.new_empty(*rows.shape[:2], 0, entries.pooled, rows.shape[3])
-    return rows[:, :, first * entries.block :].unfold(2, entries.pooled, entries.block)[:, :, :count].mT
-
-
-class Layer(nn.Module):
+class Layer(SelectingLayer[NSA]):
     """One layer of `spec`: every product is computed for all pairs, and masks leave what a query attends to.
 
     Parameters are `spec.weights(form)`. The cache is K [B, G, S, d] (rotated), V [B, G, S, e] and their compressed
-    entries [B, G, n, d] and [B, G, n, e]. The MLP's activation is SiLU, which the paper does not state. `eps` is
-    there for the signature that all layers share.
+    entries [B, G, n, d] and [B, G, n, e]. The MLP's activation is SiLU, which the paper does not state.
     """
-
-    def __init__(
-        self,
-        spec: NSA,
-        reach: Reach = FULL,
-        form: str = "direct",
-        *,
-        cached: str | None = None,
-        path: KernelPath | None = None,
-        rotary: Rotary | None = None,
-        softmax_scale: float | None = None,
-        eps: float = 1e-6,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.spec, self.reach, self.form, self.cached = spec, reach, check_form(spec, form), cached or form
-        if reach != FULL:
-            raise ValueError(f"this layer says itself what a query attends to: reach {reach.text} does not apply")
-        self.path = choose_path(path, self.paths(spec), "this layer has no other")
-        self.rotary = rotary or Rotary()
-        self.softmax_scale = spec.head_dim**-0.5 if softmax_scale is None else softmax_scale
-        self.eps = eps
-        make_parameters(self, spec.weights(form), device=device, dtype=dtype)
-        initialise(self)
-
-    @classmethod
-    def paths(cls, spec: NSA) -> tuple[KernelPath, ...]:  # noqa: ARG003
-        """The ways to compute it."""
-        return ("reference",)
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]; the new tokens come after the `cache.length` that the cache has seen."""
         cache = Cache() if cache is None else cache
         spec, start, new_tokens = self.spec, cache.length, x.shape[1]
-        q = split_heads(linear(self, "q_proj", x), spec.num_heads)
-        k, v = (split_heads(linear(self, f"{side}_proj", x), spec.num_kv_heads) for side in "kv")
-        if spec.rope_dim:
-            table = self.rotary.table(start, new_tokens, spec.rope_dim, x.device)
-            q, k = self.rotary.rotate(q, table), self.rotary.rotate(k, table)
-        k, v = cache.append("k", k, FULL), cache.append("v", v, FULL)
+        q, k, v = self.rows(x, cache)
         entries = spec.reaches["compress"]
         few_k = cache.extend("compressed_k", self._compress("k", new_entries(k, entries, start, new_tokens)))
         few_v = cache.extend("compressed_v", self._compress("v", new_entries(v, entries, start, new_tokens)))

@@ -4,15 +4,15 @@ Shapes: B batch, T new tokens, D hidden size, H heads, K and V their widths.
 """
 
 from math import exp
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from attncalc.attention.base import check_form
 from attncalc.attention.rwkv7 import MIXED, RWKV7
-from attncalc.attention.torch_base import Cache, KernelPath, choose_path, initialise, linear, make_parameters, operation
-from attncalc.reach import FULL, Reach
+from attncalc.attention.state_torch import StateLayer
+from attncalc.attention.torch_base import Cache, linear, operation
 
 DECAY = -exp(-0.5)
 
@@ -37,38 +37,14 @@ def recurrent_core(
     return torch.cat(out, dim=2), state
 
 
-class Layer(nn.Module):
+class Layer(StateLayer[RWKV7]):
     """One layer of `spec`, token by token; all that came before stands in the cache.
 
     Parameters are `spec.weights(form)`. The cache is `shift_state` [B, 1, 1, D] in the dtype of x and
     `recurrent_state` [B, H, K, V] in float32 (float64 where x is). The group norm's epsilon is V * `eps`.
     """
 
-    def __init__(
-        self,
-        spec: RWKV7,
-        reach: Reach = FULL,
-        form: str = "recurrent",
-        *,
-        cached: str | None = None,
-        path: KernelPath | None = None,
-        eps: float = 1e-5,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.spec, self.reach, self.form, self.cached = spec, reach, check_form(spec, form), cached or form
-        if reach != FULL:
-            raise ValueError(f"a state holds all that came before: reach {reach.text} does not apply")
-        self.path = choose_path(path, self.paths(spec), "this layer has no other")
-        self.eps = eps
-        make_parameters(self, spec.weights(form), device=device, dtype=dtype)
-        initialise(self)
-
-    @classmethod
-    def paths(cls, spec: RWKV7) -> tuple[KernelPath, ...]:  # noqa: ARG003
-        """The ways to compute it."""
-        return ("reference",)
+    default_eps: ClassVar[float] = 1e-5
 
     def forward(self, x: Tensor, cache: Cache | None = None, v_first: Tensor | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]; the new tokens continue what `cache` has seen.

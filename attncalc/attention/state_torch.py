@@ -1,20 +1,65 @@
-"""What layers with a recurrent state share in torch: short convolution, the delta rule, and retention.
+"""What layers with a recurrent state share in torch: their construction, the delta rule, and retention.
 
 Shapes: B batch, T new tokens, H heads (HV of values in a delta rule), K and V their widths, C chunk size.
 """
 
 from collections.abc import Callable
+from typing import ClassVar, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from attncalc.attention.torch_base import Cache, operation
+from attncalc.attention.base import Attention, check_form
+from attncalc.attention.torch_base import Cache, KernelPath, choose_path, initialise, make_parameters, operation
+from attncalc.reach import FULL, Reach
 
 L2_EPS = 1e-6
 
 Decayed = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """q, k [B, HV, C, K] and the cumulative log-decay of one chunk -> the decayed k k^T (i < c) and q k^T (i <= c)."""
+
+
+S = TypeVar("S", bound=Attention)
+
+
+class StateLayer(nn.Module, Generic[S]):
+    """One layer of `spec`, whose parameters are `spec.weights(form)` and whose cache holds all that came before.
+
+    `eps` None is `default_eps`; variants without a norm have it for the signature that all layers share.
+
+    Raises:
+        AttncalcError: the variant has no such form.
+        ValueError: a reach that is not full, or a path that the layer has not.
+    """
+
+    default_eps: ClassVar[float] = 1e-6
+
+    def __init__(
+        self,
+        spec: S,
+        reach: Reach = FULL,
+        form: str = "recurrent",
+        *,
+        cached: str | None = None,
+        path: KernelPath | None = None,
+        eps: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec, self.reach, self.form, self.cached = spec, reach, check_form(spec, form), cached or form
+        if reach != FULL:
+            raise ValueError(f"a state holds all that came before: reach {reach.text} does not apply")
+        self.path = choose_path(path, self.paths(spec), "this layer has no other")
+        self.eps = self.default_eps if eps is None else eps
+        make_parameters(self, spec.weights(form), device=device, dtype=dtype)
+        initialise(self)
+
+    @classmethod
+    def paths(cls, spec: S) -> tuple[KernelPath, ...]:  # noqa: ARG003
+        """The ways to compute it; the first counts FLOPs as the specification does."""
+        return ("reference",)
 
 
 def wide(x: Tensor) -> torch.dtype:
