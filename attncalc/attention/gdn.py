@@ -10,76 +10,32 @@ arXiv 2412.06464 sections 3 and 4; Qwen3-Next and Qwen3.5 in transformers 5.24. 
 Qwen3-Next stores the same rows in two matrices, in_proj_qkvz and in_proj_ba, interleaved by q/k head.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from attncalc.attention.base import Attention, HeadShape, Step, check_form, check_tp, require
-from attncalc.attention.state import L2_NORM, SOFTPLUS_DECAY, convolution, delta_chunked, delta_recurrent, kept
-from attncalc.axes import Dim, Weight
-from attncalc.cache import CacheTensor
-from attncalc.errors import AttncalcError
+from attncalc.attention.base import Step, check_form
+from attncalc.attention.state import L2_NORM, SOFTPLUS_DECAY, DeltaRule, convolution, delta_chunked, delta_recurrent
+from attncalc.axes import Weight
 from attncalc.ops import ACTIVATION, GATED_ACTIVATION, RMS_NORM, Ops, Rowwise, activation, product, weight
-from attncalc.reach import Reach
-from attncalc.workload import Workload
 
 
 @dataclass(frozen=True)
-class GDN:
+class GDN(DeltaRule):
     """Dimensions and options.
 
     H = num_heads q/k heads, HV = num_v_heads value heads, K = head_k_dim, V = head_v_dim, W = conv_kernel; W = 0: no
     short convolution, W = 1: one that keeps no column. `gate`: the output gate z. `chunk_size`: C of the chunked form.
     """
 
-    hidden_size: int
-    num_heads: int
-    num_v_heads: int
-    head_k_dim: int
-    head_v_dim: int
-    conv_kernel: int
     gate: bool = True
     chunk_size: int = 64
 
-    forms: ClassVar[tuple[str, ...]] = ("recurrent", "chunked")
     source: ClassVar[str] = "arXiv 2412.06464 sections 3 and 4; transformers 5.24 models/qwen3_next, models/qwen3_5"
-
-    def __post_init__(self) -> None:
-        require(self, "hidden_size", "num_heads", "num_v_heads", "head_k_dim", "head_v_dim", "chunk_size")
-        require(self, "conv_kernel", minimum=0)
-        if self.num_v_heads % self.num_heads:
-            rule = f"must be a multiple of num_heads {self.num_heads}"
-            raise AttncalcError("num_v_heads", rule, got=self.num_v_heads)
 
     @property
     def variant(self) -> str:
         """The id in the registry."""
         return "gdn"
-
-    def default_form(self, workload: Workload) -> str:
-        """Recurrent for one new token, chunked for more."""
-        return "recurrent" if workload.new_tokens == 1 else "chunked"
-
-    @property
-    def conv_channels(self) -> int:
-        """2*H*K + HV*V: q, k and v."""
-        return 2 * self.num_heads * self.head_k_dim + self.num_v_heads * self.head_v_dim
-
-    @property
-    def _axes(self) -> dict[str, Dim]:
-        H, HV, W = self.num_heads, self.num_v_heads, self.conv_kernel
-        channels = "2 * num_heads * head_k_dim + num_v_heads * head_v_dim"
-        return {
-            "D": Dim(self.hidden_size, "hidden_size"),
-            "h": Dim(H, "num_heads"),
-            "n": Dim(HV, "num_v_heads"),
-            "j": Dim(HV // H, "num_v_heads / num_heads"),
-            "k": Dim(self.head_k_dim, "head_k_dim"),
-            "v": Dim(self.head_v_dim, "head_v_dim"),
-            "c": Dim(self.conv_channels, channels),
-            "w": Dim(W, "conv_kernel"),
-            "u": Dim(max(0, W - 1), "conv_kernel - 1"),
-            "one": Dim(1, "1"),
-        }
 
     def weights(self, form: str) -> tuple[Weight, ...]:  # noqa: ARG002
         """D*(2*H*K + HV*V), D*HV*V for z and for the output, 2*D*HV, W*(2*H*K + HV*V), 2*HV + V; [out, in]."""
@@ -92,10 +48,6 @@ class GDN:
         shapes |= {"dt_bias": "n", "A_log": "n", "norm.weight": "v", "out_proj.weight": "D (n v)"}
         axes = self._axes
         return tuple(Weight(name, shape, axes) for name, shape in shapes.items())
-
-    def cache(self, reach: Reach, form: str) -> tuple[CacheTensor, ...]:  # noqa: ARG002
-        """Constant: conv_state [B, 1, W - 1, 2*H*K + HV*V] and recurrent_state [B, HV, K, V]."""
-        return kept(self._axes, "n", self.conv_kernel)
 
     def ops(self, step: Step, form: str, *, cached: str) -> Ops:  # noqa: ARG002
         """Projections, a depthwise convolution 2*B*T*W*channels, and the core.
@@ -132,20 +84,3 @@ class GDN:
         if self.gate:
             rowwise.append(Rowwise("gate", "b t h j v", GATED_ACTIVATION, axes))
         return Ops(tuple(products), tuple(rowwise))
-
-    def heads(self, form: str) -> HeadShape:  # noqa: ARG002
-        """H q/k heads of width K, no cached keys, values of width V."""
-        return HeadShape(self.num_heads, None, self.head_k_dim, self.head_v_dim)
-
-    def query_heads(self) -> int:
-        """H."""
-        return self.num_heads
-
-    def shard(self, tp: int) -> "GDN":
-        """H / tp and HV / tp heads with their state, channels and rows of every projection; the norm replicated."""
-        check_tp(tp, self.num_heads)
-        return replace(self, num_heads=self.num_heads // tp, num_v_heads=self.num_v_heads // tp)
-
-    def with_kv_heads(self, kv_heads: int) -> Attention | None:  # noqa: ARG002
-        """No keys or values are cached."""
-        return None

@@ -10,31 +10,29 @@ S <- S + k u^T; o = S^T q. Value head i reads q/k head i // (HV / H). Source: Ki
 sections 3 and 4; parameter names as in moonshotai/Kimi-Linear-48B-A3B.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from attncalc.attention.base import Attention, CoreCount, HeadShape, Step, check_form, check_tp, require
+from attncalc.attention.base import CoreCount, Step, check_form, require
 from attncalc.attention.state import (
     L2_NORM,
     SOFTPLUS_DECAY,
+    DeltaRule,
     chunks,
     convolution,
     delta_chunked,
     delta_recurrent,
-    kept,
 )
 from attncalc.axes import Dim, Weight
-from attncalc.cache import CacheTensor
 from attncalc.errors import AttncalcError
 from attncalc.ops import ACTIVATION, BIAS, GATE, RMS_NORM, Ops, Rowwise, activation, product, weight
-from attncalc.reach import Reach
 from attncalc.workload import Workload
 
 BOUNDED_DECAY = 4  # dt_bias, product with exp(A_log), sigmoid, product with the bound
 
 
 @dataclass(frozen=True)
-class KDA:
+class KDA(DeltaRule):
     """Dimensions and options.
 
     H = num_heads q/k heads, HV = num_v_heads value heads, K = head_k_dim, V = head_v_dim, W = conv_kernel; W = 0: no
@@ -45,11 +43,6 @@ class KDA:
     `chunk_size`: C of the chunked form.
     """
 
-    hidden_size: int
-    num_heads: int
-    num_v_heads: int
-    head_k_dim: int
-    head_v_dim: int
     conv_kernel: int = 4
     decay: Literal["low_rank", "full"] = "full"
     decay_rank: int | None = None
@@ -59,15 +52,10 @@ class KDA:
     lower_bound: bool = False
     chunk_size: int = 64
 
-    forms: ClassVar[tuple[str, ...]] = ("recurrent", "chunked")
     source: ClassVar[str] = "arXiv 2510.26692 sections 3 and 4"
 
     def __post_init__(self) -> None:
-        require(self, "hidden_size", "num_heads", "num_v_heads", "head_k_dim", "head_v_dim", "chunk_size")
-        require(self, "conv_kernel", minimum=0)
-        if self.num_v_heads % self.num_heads:
-            rule = f"must be a multiple of num_heads {self.num_heads}"
-            raise AttncalcError("num_v_heads", rule, got=self.num_v_heads)
+        super().__post_init__()
         for name, kind, rank in (("decay", self.decay, self.decay_rank), ("gate", self.gate, self.gate_rank)):
             if kind == "low_rank":
                 require(self, f"{name}_rank")
@@ -81,32 +69,11 @@ class KDA:
         """The id in the registry."""
         return "kda"
 
-    def default_form(self, workload: Workload) -> str:
-        """Recurrent for one new token, chunked for more."""
-        return "recurrent" if workload.new_tokens == 1 else "chunked"
-
-    @property
-    def conv_channels(self) -> int:
-        """2*H*K + HV*V: q, k and v."""
-        return 2 * self.num_heads * self.head_k_dim + self.num_v_heads * self.head_v_dim
-
     @property
     def _axes(self) -> dict[str, Dim]:
-        H, HV, W = self.num_heads, self.num_v_heads, self.conv_kernel
-        channels = "2 * num_heads * head_k_dim + num_v_heads * head_v_dim"
-        return {
-            "D": Dim(self.hidden_size, "hidden_size"),
-            "h": Dim(H, "num_heads"),
-            "n": Dim(HV, "num_v_heads"),
-            "j": Dim(HV // H, "num_v_heads / num_heads"),
-            "k": Dim(self.head_k_dim, "head_k_dim"),
-            "v": Dim(self.head_v_dim, "head_v_dim"),
-            "c": Dim(self.conv_channels, channels),
-            "w": Dim(W, "conv_kernel"),
-            "u": Dim(max(0, W - 1), "conv_kernel - 1"),
+        return super()._axes | {
             "r": Dim(self.decay_rank or 0, "decay_rank"),
             "e": Dim(self.gate_rank or 0, "gate_rank"),
-            "one": Dim(1, "1"),
         }
 
     def weights(self, form: str) -> tuple[Weight, ...]:  # noqa: ARG002
@@ -135,10 +102,6 @@ class KDA:
         shapes |= {"o_norm.weight": "v", "o_proj.weight": "D (n v)"}
         axes = self._axes
         return tuple(Weight(name, shape, axes) for name, shape in shapes.items())
-
-    def cache(self, reach: Reach, form: str) -> tuple[CacheTensor, ...]:  # noqa: ARG002
-        """Constant: conv_state [B, 1, W - 1, 2*H*K + HV*V] and recurrent_state [B, HV, K, V]."""
-        return kept(self._axes, "n", self.conv_kernel)
 
     def ops(self, step: Step, form: str, *, cached: str) -> Ops:  # noqa: ARG002
         """Projections, a depthwise convolution 2*B*T*W*channels, and the core.
@@ -253,20 +216,3 @@ class KDA:
         if self.gate != "none":
             out.append(Rowwise("gate", "b t h j v", GATE, axes))
         return tuple(out)
-
-    def heads(self, form: str) -> HeadShape:  # noqa: ARG002
-        """H q/k heads of width K, no cached keys, values of width V."""
-        return HeadShape(self.num_heads, None, self.head_k_dim, self.head_v_dim)
-
-    def query_heads(self) -> int:
-        """H."""
-        return self.num_heads
-
-    def shard(self, tp: int) -> "KDA":
-        """H / tp and HV / tp heads with their state and channels; the first matrices of decay and gate replicated."""
-        check_tp(tp, self.num_heads)
-        return replace(self, num_heads=self.num_heads // tp, num_v_heads=self.num_v_heads // tp)
-
-    def with_kv_heads(self, kv_heads: int) -> Attention | None:  # noqa: ARG002
-        """No keys or values are cached."""
-        return None

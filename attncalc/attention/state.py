@@ -10,12 +10,16 @@ T padded to C. A triangular inverse is elementwise.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Self
 
-from attncalc.attention.base import Step
+from attncalc.attention.base import Attention, HeadShape, Step, check_tp, require
 from attncalc.axes import Dim
 from attncalc.cache import CacheTensor
+from attncalc.errors import AttncalcError
 from attncalc.ops import Contraction, Ops, Part, Rowwise, Term, activation, on_chip, product
+from attncalc.reach import Reach
+from attncalc.workload import Workload
 
 L2_NORM = 3  # square, sum, scale
 SOFTPLUS_DECAY = 5  # dt_bias, exponential, addition, logarithm, product with -exp(A_log)
@@ -210,3 +214,75 @@ def retention_chunked(step: Step, axes: dict[str, Dim], size: int) -> Ops:
         Rowwise("state_decay", "b z h k v", 2, axes),  # decay, and the sum with the chunk's product
     )
     return Ops(products, rowwise)
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """What delta rules with grouped value heads (GVA) share: dimensions, state, convolution and shards.
+
+    H = num_heads q/k heads, HV = num_v_heads value heads, K = head_k_dim, V = head_v_dim, W = conv_kernel. A variant
+    adds `chunk_size` C after its own options, weights and operations.
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_v_heads: int
+    head_k_dim: int
+    head_v_dim: int
+    conv_kernel: int
+
+    forms: ClassVar[tuple[str, ...]] = ("recurrent", "chunked")
+
+    def __post_init__(self) -> None:
+        require(self, "hidden_size", "num_heads", "num_v_heads", "head_k_dim", "head_v_dim", "chunk_size")
+        require(self, "conv_kernel", minimum=0)
+        if self.num_v_heads % self.num_heads:
+            rule = f"must be a multiple of num_heads {self.num_heads}"
+            raise AttncalcError("num_v_heads", rule, got=self.num_v_heads)
+
+    def default_form(self, workload: Workload) -> str:
+        """Recurrent for one new token, chunked for more."""
+        return "recurrent" if workload.new_tokens == 1 else "chunked"
+
+    @property
+    def conv_channels(self) -> int:
+        """2*H*K + HV*V: q, k and v."""
+        return 2 * self.num_heads * self.head_k_dim + self.num_v_heads * self.head_v_dim
+
+    @property
+    def _axes(self) -> dict[str, Dim]:
+        H, HV, W = self.num_heads, self.num_v_heads, self.conv_kernel
+        channels = "2 * num_heads * head_k_dim + num_v_heads * head_v_dim"
+        return {
+            "D": Dim(self.hidden_size, "hidden_size"),
+            "h": Dim(H, "num_heads"),
+            "n": Dim(HV, "num_v_heads"),
+            "j": Dim(HV // H, "num_v_heads / num_heads"),
+            "k": Dim(self.head_k_dim, "head_k_dim"),
+            "v": Dim(self.head_v_dim, "head_v_dim"),
+            "c": Dim(self.conv_channels, channels),
+            "w": Dim(W, "conv_kernel"),
+            "u": Dim(max(0, W - 1), "conv_kernel - 1"),
+            "one": Dim(1, "1"),
+        }
+
+    def cache(self, reach: Reach, form: str) -> tuple[CacheTensor, ...]:  # noqa: ARG002
+        """Constant: conv_state [B, 1, W - 1, 2*H*K + HV*V] and recurrent_state [B, HV, K, V]."""
+        return kept(self._axes, "n", self.conv_kernel)
+
+    def heads(self, form: str) -> HeadShape:  # noqa: ARG002
+        """H q/k heads of width K, no cached keys, values of width V."""
+        return HeadShape(self.num_heads, None, self.head_k_dim, self.head_v_dim)
+
+    def query_heads(self) -> int:
+        """H."""
+        return self.num_heads
+
+    def shard(self, tp: int) -> Self:
+        """H / tp and HV / tp heads with their state, channels and rows of projections; what has no heads replicated."""
+        check_tp(tp, self.num_heads)
+        return replace(self, num_heads=self.num_heads // tp, num_v_heads=self.num_v_heads // tp)
+
+    def with_kv_heads(self, kv_heads: int) -> Attention | None:  # noqa: ARG002
+        """No keys or values are cached."""
+        return None
