@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import product
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 
 from attncalc.attention.base import Attention, Step
 from attncalc.attention.torch_base import Cache, CountOperations
+from attncalc.dtypes import Formats
+from attncalc.ops import Contraction
 from attncalc.reach import FULL, Reach
 from attncalc.workload import Workload
 
@@ -42,6 +45,19 @@ def run(layer: Any, x: Any, *splits: int, cache: Cache | None = None) -> Any:
         out = [layer(part, cache) for part in x.split(splits or x.shape[1], dim=1)]
     assert cache.length == x.shape[1]
     return torch.cat(out, dim=1)
+
+
+def close(got: Any, expected: Any) -> bool:
+    return bool((got - expected).abs().max() < 1e-12 * expected.abs().max())
+
+
+def check_splits(layer: Any, x: Any, capacity: int, *runs: list[int]) -> None:
+    """Whatever the steps, their outputs are those of one prompt."""
+    for splits in runs:
+        cache = Cache(capacity=capacity)
+        with torch.no_grad():
+            got = torch.cat([layer(part, cache) for part in x.split(splits, dim=1)], dim=1)
+            assert close(got, layer(x))
 
 
 def assert_equal(got: Any, expected: Any) -> None:
@@ -129,9 +145,7 @@ def check_contract(cls: Any, spec: Attention, reach: Reach) -> None:
                 assert (out.shape, out.dtype, cache.length) == (x.shape, x.dtype, context)
                 check_cache(cache, spec, reach, cached, context)
                 step = Step(Workload(context, new_tokens, BATCH), reach, "dense")
-                expected = Counter[str]()
-                for op in spec.ops(step, form, cached=cached).contractions:
-                    expected[op.name] += op.flops
+                expected = by_name(spec.ops(step, form, cached=cached).contractions)
                 if path == "reference":
                     assert counted.flops == expected
                 assert counted.total == expected.total()
@@ -155,3 +169,41 @@ def core_flops(spec: Attention, form: str, context: int) -> int:
     """Score and value products of one decode step."""
     ops = spec.ops(Step(Workload(context)), form, cached=spec.forms[0]).contractions
     return sum(op.flops for op in ops if op.name in ("score", "value"))
+
+
+def by_name(ops: Iterable[Contraction]) -> Counter[str]:
+    """FLOPs of each operation, summed where a name comes more than once."""
+    out = Counter[str]()
+    for op in ops:
+        out[op.name] += op.flops
+    return out
+
+
+def check_masked_contract(cls: Any, spec: Any, *runs: list[int]) -> None:
+    """`check_contract` for a variant without a reach, whose entries are not one for each token."""
+    layer = cls(spec, device="meta", dtype=torch.bfloat16)
+    assert {n: tuple(p.shape) for n, p in layer.named_parameters()} == {w.name: w.sizes for w in spec.weights("")}
+    for run in runs:
+        cache = Cache()
+        for new in run:
+            with CountOperations() as counted, torch.inference_mode():
+                layer(torch.empty(2, new, spec.hidden_size, device="meta", dtype=torch.bfloat16), cache)
+            step = Step(Workload(cache.length, new, 2), FULL, "dense")
+            contractions = spec.ops(step, "direct", cached="direct").contractions
+            expected = by_name(contractions)
+            assert len(expected) == len(contractions)
+            assert dict(counted.flops) == dict(expected)
+            assert counted.total == expected.total()
+            kept = [t.at(cache.length, 2, Formats()) for t in spec.cache(FULL, "direct")]
+            assert {n: tuple(t.shape) for n, t in cache.tensors.items()} == {t.name: t.shape for t in kept}
+            assert cache.storage_bytes == sum(t.bytes for t in kept)
+
+
+def make_scattered(cls: Any, spec: Any) -> Any:
+    """A float64 layer all of whose parameters are normal with a deviation of 0.5, so that selections differ."""
+    torch.manual_seed(0)
+    layer = cls(spec, dtype=torch.float64)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.normal_(std=0.5)
+    return layer

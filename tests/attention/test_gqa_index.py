@@ -14,11 +14,11 @@ from attncalc.attention.base import Step  # noqa: E402
 from attncalc.attention.gqa import GQA  # noqa: E402
 from attncalc.attention.gqa_index import IndexedGQA  # noqa: E402
 from attncalc.attention.gqa_index_torch import Layer  # noqa: E402
-from attncalc.attention.torch_base import Cache  # noqa: E402
 from attncalc.dtypes import Formats  # noqa: E402
 from attncalc.errors import AttncalcError  # noqa: E402
 from attncalc.reach import FULL, Reach  # noqa: E402
 from attncalc.workload import Workload  # noqa: E402
+from tests.attention.common import check_splits, close, sequence  # noqa: E402
 
 M3 = IndexedGQA(6144, 64, 4, 128, 128, 64, index_dim=128, block_size=128, blocks=16)
 TINY = IndexedGQA(20, 4, 2, 8, 6, 4, index_dim=6, block_size=5, blocks=3)
@@ -61,11 +61,6 @@ def make(spec: IndexedGQA) -> Any:
     return layer
 
 
-def sequence(spec: IndexedGQA, tokens: int) -> Any:
-    torch.manual_seed(1)
-    return torch.randn(2, tokens, spec.hidden_size, dtype=torch.float64)
-
-
 def definition(layer: Any, x: Any) -> Any:
     """One query and one head at a time."""
     spec, w = layer.indexed, dict(layer.named_parameters())
@@ -103,10 +98,6 @@ def definition(layer: Any, x: Any) -> Any:
     return out
 
 
-def close(got: Any, expected: Any) -> bool:
-    return bool((got - expected).abs().max() < 1e-12 * expected.abs().max())
-
-
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_equals_the_definition(spec: IndexedGQA) -> None:
     layer, x = make(spec), sequence(spec, 33)
@@ -118,11 +109,7 @@ def test_equals_the_definition(spec: IndexedGQA) -> None:
 @pytest.mark.parametrize("capacity", [0, 60])
 def test_steps_equal_one_prefill(spec: IndexedGQA, capacity: int) -> None:
     layer, x = make(spec), sequence(spec, 44)
-    for splits in ([44], [1, 2, 21, 17, 1, 1, 1], [31, *[1] * 13]):
-        cache = Cache(capacity=capacity)
-        with torch.no_grad():
-            got = torch.cat([layer(part, cache) for part in x.split(splits, dim=1)], dim=1)
-            assert close(got, layer(x))
+    check_splits(layer, x, capacity, [44], [1, 2, 21, 17, 1, 1, 1], [31, *[1] * 13])
 
 
 def test_as_many_blocks_as_the_context_has_is_gqa() -> None:

@@ -1,7 +1,6 @@
 """Kimi Delta Attention: golden values, the count against a loop, and the layer against its definition."""
 
 import json
-from collections import Counter
 from dataclasses import replace
 from math import prod
 
@@ -27,6 +26,7 @@ from attncalc.errors import AttncalcError
 from attncalc.ops import Contraction
 from attncalc.reach import FULL, Count, Reach
 from attncalc.workload import Workload
+from tests.attention.common import by_name
 
 KIMI = KDA(2304, 32, 32, 128, 128, 4, "low_rank", 128, "low_rank", 128)
 K3 = KDA(7168, 96, 96, 128, 128, 4, "low_rank", 128, "full", lower_bound=True)
@@ -44,13 +44,6 @@ def products(
 ) -> list[Contraction]:
     step = Step(Workload(context, new, batch), FULL, count)
     return list(spec.ops(step, form, cached=form).contractions)
-
-
-def by_name(ops: list[Contraction]) -> Counter[str]:
-    out = Counter[str]()
-    for op in ops:
-        out[op.name] += op.flops
-    return out
 
 
 def total(spec: KDA, form: str, new: int, count: Count = "causal") -> int:

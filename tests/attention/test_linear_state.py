@@ -1,7 +1,5 @@
 """The linear-state layer: golden values, and the layer against its definition."""
 
-from collections import Counter
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +18,7 @@ from attncalc.errors import AttncalcError
 from attncalc.ops import Contraction
 from attncalc.reach import FULL, Reach
 from attncalc.workload import Workload
+from tests.attention.common import by_name
 
 FULL_SIZE = LinearState(4096, 2048)
 TINY = LinearState(12, 7)
@@ -29,13 +28,6 @@ FORMATS = Formats()
 def products(spec: LinearState, context: int, new: int, batch: int = 1) -> list[Contraction]:
     step = Step(Workload(context, new, batch))
     return list(spec.ops(step, "recurrent", cached="recurrent").contractions)
-
-
-def by_name(ops: list[Contraction]) -> Counter[str]:
-    out = Counter[str]()
-    for op in ops:
-        out[op.name] += op.flops
-    return out
 
 
 def layer(spec: LinearState) -> Layer:

@@ -1,6 +1,5 @@
 """Mamba: golden values, and the layer against its definition and transformers."""
 
-from collections import Counter
 from dataclasses import replace
 from math import prod
 
@@ -22,6 +21,7 @@ from attncalc.errors import AttncalcError
 from attncalc.ops import Contraction
 from attncalc.reach import FULL, Reach
 from attncalc.workload import Workload
+from tests.attention.common import by_name
 
 torch.set_num_threads(1)
 
@@ -36,13 +36,6 @@ FORMATS = Formats()
 def products(spec: Mamba, context: int, new: int, batch: int = 1) -> list[Contraction]:
     step = Step(Workload(context, new, batch))
     return list(spec.ops(step, "recurrent", cached="recurrent").contractions)
-
-
-def by_name(ops: list[Contraction]) -> Counter[str]:
-    out = Counter[str]()
-    for op in ops:
-        out[op.name] += op.flops
-    return out
 
 
 def randomised(module: nn.Module, std: float = 0.5) -> None:

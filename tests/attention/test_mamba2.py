@@ -1,6 +1,5 @@
 """Mamba-2: golden values, the count against a loop, and the layer against its definition and transformers."""
 
-from collections import Counter
 from dataclasses import replace
 from math import prod
 
@@ -22,6 +21,7 @@ from attncalc.errors import AttncalcError
 from attncalc.ops import Contraction
 from attncalc.reach import FULL, Count, Reach
 from attncalc.workload import Workload
+from tests.attention.common import by_name
 
 torch.set_num_threads(1)
 
@@ -39,13 +39,6 @@ def products(
 ) -> list[Contraction]:
     step = Step(Workload(context, new, batch), FULL, count)
     return list(spec.ops(step, form, cached=form).contractions)
-
-
-def by_name(ops: list[Contraction]) -> Counter[str]:
-    out = Counter[str]()
-    for op in ops:
-        out[op.name] += op.flops
-    return out
 
 
 def total(spec: Mamba2, form: str, new: int, count: Count = "causal") -> int:

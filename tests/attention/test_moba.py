@@ -15,13 +15,13 @@ from attncalc.attention.base import Step  # noqa: E402
 from attncalc.attention.gqa import GQA  # noqa: E402
 from attncalc.attention.moba import MoBA  # noqa: E402
 from attncalc.attention.moba_torch import Layer  # noqa: E402
-from attncalc.attention.torch_base import Cache, CountOperations  # noqa: E402
 from attncalc.compare import layers_of, measure_layer  # noqa: E402
 from attncalc.dimensions import Dimensions  # noqa: E402
 from attncalc.dtypes import Formats  # noqa: E402
 from attncalc.errors import AttncalcError  # noqa: E402
 from attncalc.reach import FULL, Reach  # noqa: E402
 from attncalc.workload import Conventions, Workload  # noqa: E402
+from tests.attention.common import check_masked_contract, check_splits, close, make_scattered, sequence  # noqa: E402
 
 V3_SIZE = MoBA(7168, 128, 8, 128, 128, 128)
 TINY = MoBA(20, 4, 2, 8, 6, 4, 5, 3)
@@ -97,33 +97,7 @@ def test_sparse_costs_less_than_dense_from_here_on() -> None:
 
 @pytest.mark.parametrize("spec", [V3_SIZE, MoBA(2048, 32, 8, 64, 64, 64, 64, 3)])
 def test_layer_is_the_specification(spec: MoBA) -> None:
-    layer = Layer(spec, device="meta", dtype=torch.bfloat16)
-    assert {n: tuple(p.shape) for n, p in layer.named_parameters()} == {w.name: w.sizes for w in spec.weights("")}
-    for run in ([200, 56, 1, 300], [1, 1], [1024, 1]):
-        cache = Cache()
-        for new in run:
-            with CountOperations() as counted, torch.inference_mode():
-                layer(torch.empty(2, new, spec.hidden_size, device="meta", dtype=torch.bfloat16), cache)
-            expected = {n: op.flops for n, op in products(spec, cache.length, new, 2, "dense").items()}
-            assert dict(counted.flops) == expected
-            assert counted.total == sum(expected.values())
-            kept = [t.at(cache.length, 2, FORMATS) for t in spec.cache(FULL, "direct")]
-            assert {n: tuple(t.shape) for n, t in cache.tensors.items()} == {t.name: t.shape for t in kept}
-            assert cache.storage_bytes == sum(t.bytes for t in kept)
-
-
-def make(spec: MoBA) -> Any:
-    torch.manual_seed(0)
-    layer = Layer(spec, dtype=torch.float64)
-    with torch.no_grad():
-        for p in layer.parameters():
-            p.normal_(std=0.5)
-    return layer
-
-
-def sequence(spec: MoBA, tokens: int) -> Any:
-    torch.manual_seed(1)
-    return torch.randn(2, tokens, spec.hidden_size, dtype=torch.float64)
+    check_masked_contract(Layer, spec, [200, 56, 1, 300], [1, 1], [1024, 1])
 
 
 def definition(layer: Any, x: Any) -> Any:
@@ -150,13 +124,9 @@ def definition(layer: Any, x: Any) -> Any:
     return out
 
 
-def close(got: Any, expected: Any) -> bool:
-    return bool((got - expected).abs().max() < 1e-12 * expected.abs().max())
-
-
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_equals_the_definition(spec: MoBA) -> None:
-    layer, x = make(spec), sequence(spec, 33)
+    layer, x = make_scattered(Layer, spec), sequence(spec, 33)
     with torch.no_grad():
         assert close(layer(x), definition(layer, x))
 
@@ -164,20 +134,16 @@ def test_equals_the_definition(spec: MoBA) -> None:
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("capacity", [0, 60])
 def test_steps_equal_one_prefill(spec: MoBA, capacity: int) -> None:
-    layer, x = make(spec), sequence(spec, 44)
-    for splits in ([44], [1, 2, 21, 17, 1, 1, 1], [31, *[1] * 13]):
-        cache = Cache(capacity=capacity)
-        with torch.no_grad():
-            got = torch.cat([layer(part, cache) for part in x.split(splits, dim=1)], dim=1)
-            assert close(got, layer(x))
+    layer, x = make_scattered(Layer, spec), sequence(spec, 44)
+    check_splits(layer, x, capacity, [44], [1, 2, 21, 17, 1, 1, 1], [31, *[1] * 13])
 
 
 @pytest.mark.parametrize("change", [{"block_size": 50}, {"blocks": 10}, {"block_size": 49, "blocks": 2}])
 def test_as_many_blocks_as_the_context_has_is_full_attention(change: dict[str, int]) -> None:
-    layer, x = make(replace(TINY, **change)), sequence(TINY, 50)
+    layer, x = make_scattered(Layer, replace(TINY, **change)), sequence(TINY, 50)
     plain = gqa_torch.Layer(GQA(20, 4, 2, 8, 6, 4), dtype=torch.float64)
     plain.load_state_dict(layer.state_dict())
-    fewer = make(replace(TINY, blocks=9))
+    fewer = make_scattered(Layer, replace(TINY, blocks=9))
     fewer.load_state_dict(layer.state_dict())
     with torch.no_grad():
         assert close(layer(x), plain(x))

@@ -15,7 +15,6 @@ from attncalc.attention.base import Step  # noqa: E402
 from attncalc.attention.gqa import GQA  # noqa: E402
 from attncalc.attention.nsa import BRANCHES, NSA  # noqa: E402
 from attncalc.attention.nsa_torch import Layer  # noqa: E402
-from attncalc.attention.torch_base import Cache, CountOperations  # noqa: E402
 from attncalc.cache import total_bytes  # noqa: E402
 from attncalc.compare import layers_of, measure_layer  # noqa: E402
 from attncalc.dimensions import Dimensions  # noqa: E402
@@ -23,6 +22,7 @@ from attncalc.dtypes import Formats  # noqa: E402
 from attncalc.errors import AttncalcError  # noqa: E402
 from attncalc.reach import FULL, Reach  # noqa: E402
 from attncalc.workload import Conventions, Workload  # noqa: E402
+from tests.attention.common import check_masked_contract, check_splits, close, make_scattered, sequence  # noqa: E402
 
 PAPER = NSA(2560, 64, 4, 192, 128, 192)  # section 4.1: 64 heads in 4 groups, d_k 192, d_v 128
 V3_SIZE = NSA(7168, 128, 8, 128, 128, 128)
@@ -130,33 +130,7 @@ def test_sparse_costs_less_than_dense_from_here_on() -> None:
 
 @pytest.mark.parametrize("spec", [PAPER, replace(PAPER, compress_hidden=64), V3_SIZE])
 def test_layer_is_the_specification(spec: NSA) -> None:
-    layer = Layer(spec, device="meta", dtype=torch.bfloat16)
-    assert {n: tuple(p.shape) for n, p in layer.named_parameters()} == {w.name: w.sizes for w in spec.weights("")}
-    for run in ([20, 20, 1, 70], [1, 1], [600, 1]):
-        cache = Cache()
-        for new in run:
-            with CountOperations() as counted, torch.inference_mode():
-                layer(torch.empty(2, new, spec.hidden_size, device="meta", dtype=torch.bfloat16), cache)
-            expected = {n: op.flops for n, op in products(spec, cache.length, new, 2, "dense").items()}
-            assert dict(counted.flops) == expected
-            assert counted.total == sum(expected.values())
-            kept = [t.at(cache.length, 2, FORMATS) for t in spec.cache(FULL, "direct")]
-            assert {n: tuple(t.shape) for n, t in cache.tensors.items()} == {t.name: t.shape for t in kept}
-            assert cache.storage_bytes == sum(t.bytes for t in kept)
-
-
-def make(spec: NSA) -> Any:
-    torch.manual_seed(0)
-    layer = Layer(spec, dtype=torch.float64)
-    with torch.no_grad():
-        for p in layer.parameters():
-            p.normal_(std=0.5)
-    return layer
-
-
-def sequence(spec: NSA, tokens: int) -> Any:
-    torch.manual_seed(1)
-    return torch.randn(2, tokens, spec.hidden_size, dtype=torch.float64)
+    check_masked_contract(Layer, spec, [20, 20, 1, 70], [1, 1], [600, 1])
 
 
 def definition(layer: Any, x: Any) -> Any:
@@ -214,13 +188,9 @@ def definition(layer: Any, x: Any) -> Any:
     return out
 
 
-def close(got: Any, expected: Any) -> bool:
-    return bool((got - expected).abs().max() < 1e-12 * expected.abs().max())
-
-
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_equals_the_definition(spec: NSA) -> None:
-    layer, x = make(spec), sequence(spec, 41)
+    layer, x = make_scattered(Layer, spec), sequence(spec, 41)
     with torch.no_grad():
         assert close(layer(x), definition(layer, x))
 
@@ -228,12 +198,8 @@ def test_equals_the_definition(spec: NSA) -> None:
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("capacity", [0, 60])
 def test_steps_equal_one_prefill(spec: NSA, capacity: int) -> None:
-    layer, x = make(spec), sequence(spec, 53)
-    for splits in ([53], [1, 2, 30, 17, 1, 1, 1], [40, *[1] * 13]):
-        cache = Cache(capacity=capacity)
-        with torch.no_grad():
-            got = torch.cat([layer(part, cache) for part in x.split(splits, dim=1)], dim=1)
-            assert close(got, layer(x))
+    layer, x = make_scattered(Layer, spec), sequence(spec, 53)
+    check_splits(layer, x, capacity, [53], [1, 2, 30, 17, 1, 1, 1], [40, *[1] * 13])
 
 
 def test_a_branch_that_sees_everything_is_full_attention() -> None:
@@ -241,7 +207,7 @@ def test_a_branch_that_sees_everything_is_full_attention() -> None:
     from attncalc.attention import gqa_torch
 
     spec = replace(TINY, blocks=9, window=60)
-    layer, x = make(spec), sequence(spec, 50)
+    layer, x = make_scattered(Layer, spec), sequence(spec, 50)
     plain = gqa_torch.Layer(GQA(20, 4, 2, 8, 6, 4), dtype=torch.float64)
     state = layer.state_dict()
     plain.load_state_dict({n: state[n] for n in plain.state_dict()})
@@ -249,11 +215,11 @@ def test_a_branch_that_sees_everything_is_full_attention() -> None:
         full = plain(x)
         layer.gate_proj.weight.zero_()
         branches = layer(x)  # each of the three is halved
-        layer_without = make(replace(spec, window=1))
+        layer_without = make_scattered(Layer, replace(spec, window=1))
         layer_without.load_state_dict(layer.state_dict())
         assert (layer_without(x) - branches).abs().max() > 1e-6
         # Entries of single tokens are the tokens: then all three branches are full attention.
-        single = make(replace(spec, compress_size=1, compress_stride=1))
+        single = make_scattered(Layer, replace(spec, compress_size=1, compress_stride=1))
         single.load_state_dict(layer.state_dict())
         assert close(single(x), 1.5 * full)
 

@@ -1,6 +1,5 @@
 """RWKV-7: golden values, and the layer against its definition."""
 
-from collections import Counter
 from dataclasses import replace
 from math import exp, prod
 
@@ -23,6 +22,7 @@ from attncalc.errors import AttncalcError
 from attncalc.ops import Contraction
 from attncalc.reach import FULL, Reach
 from attncalc.workload import Workload
+from tests.attention.common import by_name
 
 torch.set_num_threads(1)
 
@@ -37,13 +37,6 @@ FORMATS = Formats()
 def products(spec: RWKV7, context: int, new: int, batch: int = 1) -> list[Contraction]:
     step = Step(Workload(context, new, batch))
     return list(spec.ops(step, "recurrent", cached="recurrent").contractions)
-
-
-def by_name(ops: list[Contraction]) -> Counter[str]:
-    out = Counter[str]()
-    for op in ops:
-        out[op.name] += op.flops
-    return out
 
 
 def layer(spec: RWKV7) -> Layer:

@@ -1,6 +1,5 @@
 """Gated DeltaNet, lightning attention and retention: what every layer with a recurrent state must satisfy."""
 
-from collections import Counter
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -20,9 +19,9 @@ from attncalc.attention.retnet import RetNet  # noqa: E402
 from attncalc.attention.torch_base import Cache, CountOperations  # noqa: E402
 from attncalc.dtypes import Formats  # noqa: E402
 from attncalc.errors import AttncalcError  # noqa: E402
-from attncalc.ops import Contraction  # noqa: E402
 from attncalc.reach import FULL, Count, Reach  # noqa: E402
 from attncalc.workload import Workload  # noqa: E402
+from tests.attention.common import by_name  # noqa: E402
 
 LAYERS: dict[type, Any] = {GDN: gdn_torch.Layer, Lightning: lightning_torch.Layer, RetNet: retnet_torch.Layer}
 
@@ -51,13 +50,6 @@ FORMATS = Formats()
 def products(spec: Any, form: str, context: int, new: int, batch: int = 1, count: Count = "causal") -> Any:
     step = Step(Workload(context, new, batch), FULL, count)
     return list(spec.ops(step, form, cached=form).contractions)
-
-
-def by_name(ops: list[Contraction]) -> Counter[str]:
-    out = Counter[str]()
-    for op in ops:
-        out[op.name] += op.flops
-    return out
 
 
 def total(spec: Any, form: str, new: int) -> int:
