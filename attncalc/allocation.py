@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from attncalc.cache import Tensor, growing, total_bytes
+from attncalc.cache import CacheTensor, Tensor, growing, total_bytes
 from attncalc.dtypes import Formats
 from attncalc.engines import engine as find_engine
 from attncalc.errors import AttncalcError, shown
@@ -195,10 +195,12 @@ def _layer(
     tp: int,
     formats: Formats,
 ) -> LayerCache:
-    if group.attention is None:
-        return LayerCache(group, "none", (), 0, 0, 0)
-    cached = profile.execution(group.attention, workload, own_form(group, form)).cached
-    layout = profile.cache(model, group, cached, tp)
+    cached, layout = "none", tuple[CacheTensor, ...]()
+    if group.attention:
+        cached = profile.execution(group.attention, workload, own_form(group, form)).cached
+        layout = profile.cache(model, group, cached, tp)
+    if group.ffn:
+        layout += group.ffn.shard(tp).cache()
     tensors = tuple(t.at(workload.context, workload.batch, formats) for t in layout)
     growth = sum(t.growth_bits(workload.context, formats) for t in layout)
     fixed = sum(made.bytes for t, made in zip(layout, tensors, strict=True) if t.reach is None)

@@ -7,6 +7,7 @@ does not have is written as null, false, none or [], so that no dropped line can
 """
 
 from dataclasses import fields, replace
+from importlib import import_module
 from math import prod
 from typing import Any, Literal, TypeVar
 
@@ -14,14 +15,20 @@ from attncalc.attention import variant_class
 from attncalc.attention.base import Attention
 from attncalc.dtypes import check_kv_format
 from attncalc.errors import AttncalcError, shown
-from attncalc.ffn import FFN, Dense, MoE
+from attncalc.ffn import FFN
 from attncalc.fields import Fields, read_spec
-from attncalc.model import MTP, ExtraWeight, LayerGroup, Model, Norm
+from attncalc.model import MTP, ExtraWeight, Joined, LayerGroup, Model, Norm
 from attncalc.reach import FULL, Reach
 from attncalc.units import MAX_COUNT
 
 T = TypeVar("T")
 MAX_LAYERS = 10_000
+FFNS = {
+    "dense": ("attncalc.ffn", "Dense"),
+    "moe": ("attncalc.ffn", "MoE"),
+    "latent_moe": ("attncalc.latent_moe", "LatentMoE"),
+    "channel_mix": ("attncalc.channel_mix", "ChannelMix"),
+}
 Status = Literal["verified", "verified_secondhand", "document", "own"]
 
 
@@ -90,27 +97,25 @@ def read_attention(node: Fields, hidden_size: int, *, own_kv: bool) -> Attention
 
 
 def read_ffn(node: Fields, hidden_size: int) -> FFN:
-    """`kind: dense`, `moe` or `latent_moe` with their dimensions."""
-    kind = node.get("kind", Literal["dense", "moe", "latent_moe"])
-    if kind == "dense":
-        return read_spec(Dense, node, hidden_size=hidden_size)
-    if kind == "moe":
-        return read_spec(MoE, node, hidden_size=hidden_size)
-    from attncalc.latent_moe import LatentMoE
-
-    return read_spec(LatentMoE, node, hidden_size=hidden_size)
+    """A feed-forward by its `kind`."""
+    module, name = FFNS[node.get("kind", Literal["dense", "moe", "latent_moe", "channel_mix"])]
+    made: FFN = read_spec(getattr(import_module(module), name), node, hidden_size=hidden_size)
+    return made
 
 
 def read_groups(
     nodes: list[Fields], hidden_size: int, total: int, norm: Norm, first: int = 0
 ) -> tuple[LayerGroup, ...]:
-    """Groups that name every layer exactly once."""
+    """Groups that name every layer exactly once, and those that join them."""
     groups, owner = [], dict[int, Fields]()
     for node in nodes:
         indices = read_indices(node, total)
+        joined = _joined(node, len(indices))
         for i in indices:
-            if i in owner:
-                raise AttncalcError(node.path("indices"), "every layer belongs to one group", got=f"{i} twice")
+            if (i in owner) != (joined is not None):
+                rule = "must name layers of groups before it, which it joins" if joined else "must name each layer once"
+                hint = "" if joined else "A second block of a layer is a group that is `joined`"
+                raise AttncalcError(node.path("indices"), rule, got=i, hint=hint)
             owner[i] = node
         sources = _cache_sources(node, len(indices))
         attention, reach = None, FULL
@@ -131,13 +136,28 @@ def read_groups(
             raise AttncalcError(node.path("norms"), "must be 0 where norm is none", got=norms)
         node.finish()
         shifted = tuple(first + i for i in indices)
-        groups.append(LayerGroup(shifted, attention, ffn, norms, reach, sources))
+        groups.append(LayerGroup(shifted, attention, ffn, norms, reach, sources, joined))
     missing = [i for i in range(total) if i not in owner]
     if missing:
         raise AttncalcError(
             nodes[0].where.rpartition("[")[0] if nodes else "layers", f"no group names layer {missing[0]}"
         )
     return tuple(groups)
+
+
+def _joined(node: Fields, count: int) -> Joined | None:
+    """`joined: {weight_copies: null}`: blocks in layers of other groups. Absent: layers of their own.
+
+    It may be absent, since the same layers in a second group without it are refused.
+    """
+    if node.absent("joined"):
+        return None
+    inner = node.child("joined")
+    copies = inner.positive("weight_copies") if inner.stated("weight_copies") else None
+    if copies is not None and copies > count:
+        raise AttncalcError(inner.path("weight_copies"), f"must not exceed the {count} layers joined", got=copies)
+    inner.finish()
+    return Joined(copies)
 
 
 def _cache_sources(node: Fields, count: int) -> tuple[int, ...]:
@@ -257,14 +277,13 @@ def _mtp(top: Fields, hidden_size: int, total: int, norm: Norm) -> MTP:
 
 
 def _check_sources(top: Fields, groups: tuple[LayerGroup, ...]) -> None:
-    owners = {i: g for g in groups for i in g.indices}
     for group in groups:
         for index, source in zip(group.indices, group.cache_from, strict=False):
-            owner = owners.get(source)
-            if owner is None or source >= index or owner.cache_from or owner.attention is None:
+            owners = [g for g in groups if source in g.indices and g.attention and not g.cache_from]
+            if not owners or source >= index:
                 rule = f"layer {index} must read an earlier layer with a cache of its own"
                 raise AttncalcError(top.path("layers"), rule, got=f"cache_from {source}")
-            if _kept(owner) != _kept(group) or not owner.reach.covers(group.reach):
+            if not any(_kept(g) == _kept(group) and g.reach.covers(group.reach) for g in owners):
                 rule = f"layer {index} must read K and V of its own heads, widths and reach"
                 raise AttncalcError(top.path("layers"), rule, got=f"cache_from {source}")
 

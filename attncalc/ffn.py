@@ -5,10 +5,11 @@ Sources: Shazeer 2020 (arXiv 2002.05202); DeepSeekMoE (arXiv 2401.06066) for sha
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol, Self
 
 from attncalc.attention.base import require
 from attncalc.axes import Axes, Dim, Weight
+from attncalc.cache import CacheTensor
 from attncalc.errors import AttncalcError
 from attncalc.ops import (
     ACTIVATION,
@@ -24,6 +25,33 @@ from attncalc.ops import (
     weight,
 )
 from attncalc.workload import Workload
+
+
+class FFN(Protocol):
+    """What every feed-forward answers; a frozen dataclass whose fields are its dimensions, and nothing else."""
+
+    @property
+    def hidden_size(self) -> int:
+        """D."""
+
+    def weights(self) -> tuple[Weight, ...]:
+        """Parameters and buffers by name and shape."""
+
+    def read_weights(self, workload: Workload) -> tuple[Weight, ...]:
+        """What a step reads of them."""
+
+    def cache(self) -> tuple[CacheTensor, ...]:
+        """What one layer keeps for each sequence."""
+
+    def ops(self, workload: Workload) -> Ops:
+        """What one layer computes."""
+
+    def shard(self, tp: int) -> Self:
+        """The part of one of `tp` GPUs that holds most."""
+
+    @property
+    def inactive_parameters(self) -> int:
+        """Parameters that a token does not use."""
 
 
 def token_axes(workload: Workload) -> dict[str, Dim]:
@@ -80,6 +108,10 @@ class Dense:
             rowwise += [Rowwise(f"{name}_bias", "b t I", BIAS, axes) for name in names]
             rowwise.append(Rowwise("ffn_down_proj_bias", "b t D", BIAS, axes))
         return Ops(tuple(products), tuple(rowwise))
+
+    def cache(self) -> tuple[CacheTensor, ...]:
+        """Nothing is kept between steps."""
+        return ()
 
     def shard(self, tp: int) -> "Dense":
         """I / tp columns, rounded up: the GPU that holds most."""
@@ -215,6 +247,10 @@ class MoE:
                 rowwise.append(Rowwise("shared_gate", "b t D", 1, axes))
         return Ops(tuple(products), tuple(rowwise))
 
+    def cache(self) -> tuple[CacheTensor, ...]:
+        """Nothing is kept between steps."""
+        return ()
+
     def shard(self, tp: int) -> "MoE":
         """Every expert's I / tp columns, rounded up; the router is replicated."""
         return replace(
@@ -228,6 +264,3 @@ class MoE:
         """Parameters of the experts that a token does not use: (E - top_k) * one expert."""
         experts = sum(w.elements for w in self.weights() if w.name.startswith("experts."))
         return experts // self.num_experts * (self.num_experts - self.top_k)
-
-
-FFN = Dense | MoE

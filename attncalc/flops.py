@@ -125,7 +125,7 @@ class StepCost(NamedTuple):
     @property
     def bytes_weights(self) -> int:
         """Each weight once; of experts and tables what the tokens can reach."""
-        return sum(layer.layers * layer.weight_bytes for layer in self.layers) + self.outer_weight_bytes
+        return sum(layer.group.weight_copies * layer.weight_bytes for layer in self.layers) + self.outer_weight_bytes
 
     @property
     def bytes_cache_read(self) -> int:

@@ -22,8 +22,20 @@ Norm = Literal["rms", "layer", "layer_bias", "unweighted", "none"]
 NORM_WEIGHTS: dict[Norm, int] = {"rms": 1, "layer": 1, "layer_bias": 2, "unweighted": 0, "none": 0}
 
 
+class Joined(NamedTuple):
+    """Blocks inside layers that another group names: attention beside Mamba, or a shared block before it.
+
+    `weight_copies`: how many copies of the weights all of them share; None where each has its own.
+    """
+
+    weight_copies: int | None = None
+
+
 class LayerGroup(NamedTuple):
-    """Layers that are equal in everything; `cache_from` names, for each of them, the layer whose cache it reads."""
+    """Layers that are equal in everything; `cache_from` names, for each of them, the layer whose cache it reads.
+
+    `joined`: no layers of their own, but more blocks in layers of other groups.
+    """
 
     indices: tuple[int, ...]
     attention: Attention | None
@@ -31,6 +43,12 @@ class LayerGroup(NamedTuple):
     norms: int = 0
     reach: Reach = FULL
     cache_from: tuple[int, ...] = ()
+    joined: Joined | None = None
+
+    @property
+    def weight_copies(self) -> int:
+        """How many times the weights of one layer are there."""
+        return (self.joined and self.joined.weight_copies) or len(self.indices)
 
     @property
     def variant(self) -> str:
@@ -96,7 +114,7 @@ class Model:
     @property
     def num_layers(self) -> int:
         """Hidden layers, without MTP."""
-        return sum(len(g.indices) for g in self.groups)
+        return sum(len(g.indices) for g in self.groups if not g.joined)
 
     @property
     def partial_note(self) -> str | None:
@@ -135,13 +153,13 @@ class Model:
         """Parameters by part; the parts add up to the total. Buffers stand apart."""
         groups, extras = self.layer_groups(mtp=mtp), self.extras(mtp=mtp)
         attention = sum(
-            len(g.indices) * w.elements for g in groups if g.attention for w in self._published(g.attention)
+            g.weight_copies * w.elements for g in groups if g.attention for w in self._published(g.attention)
         )
         ffn = list(self._ffn_weights(groups))
         return {
             "attention": attention,
             "ffn": sum(n * w.elements for n, w in ffn if not w.buffer),
-            "norms": self.norm_elements(sum(len(g.indices) * g.norms for g in groups) + int(self.final_norm)),
+            "norms": self.norm_elements(sum(g.weight_copies * g.norms for g in groups) + int(self.final_norm)),
             "embedding_and_head": sum(w.elements for w in self.embedding()),
             "extra": sum(w.elements for w in extras if not w.buffer),
             "buffers": sum(n * w.elements for n, w in ffn if w.buffer) + sum(w.elements for w in extras if w.buffer),
@@ -156,7 +174,7 @@ class Model:
         for group in groups:
             if group.ffn:
                 for w in group.ffn.weights():
-                    yield len(group.indices), w
+                    yield group.weight_copies, w
 
     def parameters(self, *, mtp: bool = False) -> int:
         """All parameters of the text model, tied ones once, buffers not."""
@@ -166,7 +184,7 @@ class Model:
     def active_parameters(self, *, mtp: bool = False) -> int:
         """Total - (experts - top_k) * one expert in each MoE layer; embedding and head included."""
         groups = self.layer_groups(mtp=mtp)
-        idle = sum(len(g.indices) * g.ffn.inactive_parameters for g in groups if g.ffn)
+        idle = sum(g.weight_copies * g.ffn.inactive_parameters for g in groups if g.ffn)
         return self.parameters(mtp=mtp) - idle
 
     def cache(

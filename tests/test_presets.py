@@ -139,6 +139,9 @@ PUBLISHED = [
     ("nemotron-3-super-120b-a12b-nvfp4", 120, 0.7, "name", "cut"),
     ("internlm-7b", 7, 0.75, "name", "rounded down"),
     ("mimo-7b", 7, 0.75, "name", "rounded down"),
+    ("rwkv7-goose-1.4b-pile", 1.47, 0.005, "arXiv 2503.14456, models trained on the Pile", "rounded"),
+    ("step-3", 316, 0.5, "arXiv 2507.19427: 316B language model", "rounded"),
+    ("grok-1", 314, 1.8, "README of xai-org/grok-1", "cut, without the embedding of 0.8B"),
     ("kimi-k3", 2800, 50, "collection page of moonshotai: 2.8T", "rounded, and partial"),
     ("llama-3.3-nemotron-super-49b", 49.87, 0.005, "model page: 49.9B", "rounded"),
 ]
@@ -151,7 +154,7 @@ def test_parameters_match_the_published_size(
     assert abs(presets.load(preset).parameters() / 1e9 - billions) <= tolerance, f"{where}: {why}"
 
 
-# The text model of Qwen3-VL is a Qwen3 of the same dimensions; GLM-4.7 is a GLM-4.5 trained further, Jamba 1.5 Mini a
+# The text model of Qwen3-VL is a Qwen3 of the same dimensions; GLM-4.7 is a GLM-4.5 trained further, DeepSeek-V3.2 a V3.2-Exp, Jamba 1.5 Mini a
 # Jamba v0.1 and Qwen3.8-27B a Qwen3.5-27B.
 TWINS = [
     ("qwen3-vl-2b", "qwen3-1.7b"),
@@ -160,6 +163,7 @@ TWINS = [
     ("qwen3-vl-32b", "qwen3-32b"),
     ("qwen3-vl-235b-a22b", "qwen3-235b-a22b"),
     ("glm-4.5", "glm-4.7"),
+    ("deepseek-v3.2-exp", "deepseek-v3.2"),
     ("jamba-1.5-mini", "jamba-v0.1"),
     ("qwen3.8-27b", "qwen3.5-27b"),
 ]
@@ -190,6 +194,7 @@ ACTIVE = [
     ),
     ("qwen3-30b-a3b", 3.3, 0.06, True, "model card: 3.3B"),
     ("qwen3-235b-a22b", 22, 0.5, True, "model card: 22B"),
+    ("step-3", 38, 0.9, True, "arXiv 2507.19427, abstract: 38B"),
     ("mixtral-8x7b", 12.9, 0.05, True, "announcement: 12.9B"),
     ("llama-4-scout", 17, 0.5, True, "name: 17B"),
     ("mimo-v2-flash", 15, 0.5, True, "model card: 15B"),

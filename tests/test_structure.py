@@ -22,7 +22,7 @@ LAYERS = (
     ("attncalc.units", "attncalc.dtypes", "attncalc.axes", "attncalc.reach"),
     ("attncalc.ops", "attncalc.cache", "attncalc.workload"),
     ("attncalc.attention.base",),
-    ("attncalc.attention", "attncalc.ffn", "attncalc.latent_moe"),
+    ("attncalc.attention", "attncalc.ffn", "attncalc.latent_moe", "attncalc.channel_mix"),
     ("attncalc.model",),
     ("attncalc.fields",),
     ("attncalc.document",),

@@ -46,6 +46,7 @@ class Mamba2:
 
     num_heads of width head_dim p make the inner width; n_groups of keys B and C of width state_size N; W =
     conv_kernel. `bias`: on in_proj and out_proj. `chunk_size`: C of the chunked form.
+    `gated_norm`: an RMSNorm over each group after the gate (Falcon-H1 has the gate alone).
     """
 
     hidden_size: int
@@ -57,6 +58,7 @@ class Mamba2:
     conv_bias: bool = True
     bias: bool = False
     chunk_size: int = 256
+    gated_norm: bool = True
 
     forms: ClassVar[tuple[str, ...]] = ("recurrent", "chunked")
     source: ClassVar[str] = "arXiv 2405.21060 sections 6 and 7"
@@ -109,7 +111,10 @@ class Mamba2:
         shapes["conv1d.weight"] = "c one w"
         if self.conv_bias:
             shapes["conv1d.bias"] = "c"
-        shapes |= {"dt_bias": "n", "A_log": "n", "D": "n", "norm.weight": "(n p)", "out_proj.weight": "D (n p)"}
+        shapes |= {"dt_bias": "n", "A_log": "n", "D": "n"}
+        if self.gated_norm:
+            shapes["norm.weight"] = "(n p)"
+        shapes["out_proj.weight"] = "D (n p)"
         if self.bias:
             shapes["out_proj.bias"] = "D"
         axes = self._axes
@@ -148,8 +153,9 @@ class Mamba2:
             *core.rowwise,
             Rowwise("skip", "b t n p", SKIP, axes),
             Rowwise("gate", "b t n p", GATED_ACTIVATION, axes),  # SiLU of z, product with y
-            Rowwise("norm", "b t n p", RMS_NORM, axes),
         ]
+        if self.gated_norm:
+            rowwise.append(Rowwise("norm", "b t n p", RMS_NORM, axes))
         if self.bias:
             rowwise += [Rowwise("in_proj_bias", "b t m", BIAS, axes), Rowwise("out_proj_bias", "b t D", BIAS, axes)]
         return Ops(products, tuple(rowwise))

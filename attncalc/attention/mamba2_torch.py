@@ -106,6 +106,8 @@ class Layer(StateLayer[Mamba2]):
             cache.advance(new_tokens)
         y = y + self.get_parameter("D").to(wide)[:, None, None] * values
         y = y.transpose(1, 2).reshape(batch, new_tokens, inner) * functional.silu(gate.to(wide))
-        grouped = y.view(batch, new_tokens, G, -1)
-        y = (grouped * torch.rsqrt(grouped.pow(2).mean(-1, keepdim=True) + self.eps)).flatten(2)
-        return linear(self, "out_proj", (y * self.get_parameter("norm.weight").to(wide)).to(x.dtype))
+        if spec.gated_norm:
+            grouped = y.view(batch, new_tokens, G, -1)
+            y = (grouped * torch.rsqrt(grouped.pow(2).mean(-1, keepdim=True) + self.eps)).flatten(2)
+            y = y * self.get_parameter("norm.weight").to(wide)
+        return linear(self, "out_proj", y.to(x.dtype))
