@@ -250,7 +250,7 @@ def _check_extra(top: Fields, extra: tuple[ExtraWeight, ...]) -> None:
         where = top.path(f"extra_weights[{i}]")
         if w.name in {x.name for x in extra[:i]}:
             raise AttncalcError(where, "every name must be given once", got=shown(w.name))
-        if w.operation == "linear" and (len(w.shape) != 2 or w.place == "embedding"):
+        if w.operation != "none" and (len(w.shape) != 2 or w.place == "embedding"):
             raise AttncalcError(
                 where, "a linear weight must have two axes and a place that computes", got=shown(w.name)
             )

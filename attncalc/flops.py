@@ -266,13 +266,15 @@ def _extra(
         if w.place == "embedding":
             shape = (min(shape[0], workload.batch * workload.new_tokens), *shape[1:])
         held += w.copies * _weight_bytes(shape, conventions.formats, "weight" if len(shape) > 1 else "vector")
-        if w.operation == "linear":
+        if w.operation != "none":
             axes = {
                 "b": Dim(workload.batch, "batch"),
                 "t": Dim(workload.new_tokens, "new_tokens"),
+                "n": Dim(2, "uses"),
                 "o": Dim(shape[0], f"{w.name} rows"),
                 "i": Dim(prod(shape[1:]), f"{w.name} columns"),
             }
-            x, y = activation("x", "b t i"), activation("y", "b t o")
+            rows = "b n t" if w.operation == "linear_twice" else "b t"
+            x, y = activation("x", f"{rows} i"), activation("y", f"{rows} o")
             ops.append((w, product(w.name, x, weight(w.name, "o i"), y, axes)))
     return tuple(ops), held

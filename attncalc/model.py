@@ -60,14 +60,15 @@ class LayerGroup(NamedTuple):
 class ExtraWeight:
     """A weight that is no part of the attention, the feed-forward, the norms, the embedding or the head.
 
-    `copies` layers (or 1) have it. `operation`: `none`, or `linear` (2 * elements for each new token). `place`:
-    which sum its FLOPs join; one of the `embedding` is a table of which a step reads a row per token.
+    `copies` layers (or 1) have it. `operation`: `none`, `linear` (2 * elements for each new token), or `linear_twice`
+    where each token passes it twice (the router of AltUp). `place`: which sum its FLOPs join; one of the `embedding`
+    is a table of which a step reads a row per token.
     """
 
     name: str
     shape: tuple[int, ...]
     copies: int = 1
-    operation: Literal["none", "linear"] = "none"
+    operation: Literal["none", "linear", "linear_twice"] = "none"
     place: Literal["embedding", "attention", "ffn", "head"] = "ffn"
     buffer: bool = False
 

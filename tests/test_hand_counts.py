@@ -319,6 +319,16 @@ def every(layer: LayerCost) -> dict[str, int]:
     return counts(Ops(layer.contractions, ()))
 
 
+def test_a_weight_that_each_token_passes_twice() -> None:
+    router: dict[str, object] = {"name": "router", "shape": [4, 64], "indices": "all", "place": "ffn", "buffer": False}
+    once, twice = (cost_of(tiny(extra_weights=[router | {"operation": use}])) for use in ("linear", "linear_twice"))
+    # n = 6 tokens in 2 layers; x 64 and y 4 values of 2 bytes move twice, 256 weights once
+    assert once.total - COST.total == 2 * 2 * 6 * 64 * 4
+    assert twice.total - once.total == 2 * 2 * 6 * 64 * 4
+    assert twice.bytes_activations - once.bytes_activations == 2 * 6 * (64 + 4) * 2
+    assert twice.bytes_weights == once.bytes_weights == COST.bytes_weights + 2 * 256 * 2
+
+
 def test_flops_of_a_windowed_gqa_layer() -> None:
     # pairs: tokens 7, 8 and 9 see 4 keys each, 12
     assert every(GQA_LAYER) == {

@@ -124,6 +124,20 @@ def test_flops_of_sparse_attention_equal_torch_but_for_the_sum_over_index_heads(
             assert cost.flops_attention + 2 * indexers * heads * new_tokens * context == counted
 
 
+# All that torch counted in the whole model, of a prompt and of the token after it.
+WHOLE = [(64, 575_544_850_432, 8_993_175_008), (5000, 52_040_691_040_000, 9_378_756_064)]
+
+
+@pytest.mark.parametrize(("context", "prompt", "step"), WHOLE)
+def test_all_flops_of_gemma_3n_equal_torch_but_for_the_mixing_of_its_streams(
+    context: int, prompt: int, step: int
+) -> None:
+    model = presets.load("gemma-3n-e4b")
+    for end, new_tokens, counted in ((context, context, prompt), (context + 1, 1, step)):
+        cost = model.flops(end, new_tokens, engine="transformers", conventions=DENSE)
+        assert cost.total + 35 * 2 * 4 * 4 * 2048 * new_tokens == counted
+
+
 # What publishers say of models that no trace covers: (preset, billions, how far off, where, why not equal).
 PUBLISHED = [
     ("qwen3-14b", 14.8, 0.05, "model card of Qwen/Qwen3-14B", "rounded"),
