@@ -1,0 +1,199 @@
+"""Numbers that others have published, each with the command that gives it.
+
+Logs of engines, reports about wrong calculators, tables of papers and posts: a row names the case, where it stands, the
+words that are run, the number in the JSON, and the published value with the precision that it was printed in. A wrong
+number that a source corrects is in no row. Models without a preset are files in `data/models/`, made from what the
+source says of their attention.
+"""
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.conftest import Command
+
+MODELS = Path(__file__).parent / "data" / "models"
+KiB, MiB, GiB = 2**10, 2**20, 2**30
+KB, GB = 10**3, 10**9
+
+Row = dict[str, Any]
+Value = Callable[[Row], Any]
+
+
+class Case(NamedTuple):
+    """`words` run; `value` of their first result, divided by `unit`, is `expected` up to `tolerance`."""
+
+    id: str
+    source: str
+    words: str
+    value: str | Value
+    expected: float
+    unit: int = 1
+    tolerance: float = 0
+
+
+def kept(*names: str) -> Value:
+    """Bytes of the tensors of these names in all layers."""
+    return lambda row: sum(
+        x["num_layers"] * t["bytes"] for x in row["layers"] for t in x["tensors"] if t["name"] in names
+    )
+
+
+def one(name: str, layer: int = 0) -> Value:
+    """Bytes of a tensor in one layer of a group."""
+    return lambda row: next(t["bytes"] for t in row["layers"][layer]["tensors"] if t["name"] == name)
+
+
+HF_MEM, OFFLOAD = "alvarobartt/hf-mem", "vLLM blog, 2026-01-08, KV offloading connector"
+V2_TABLE_9, INSIGHTS = "DeepSeek-V2 report, Table 9", "Insights into DeepSeek-V3 (arXiv 2505.09343), Table 1"
+V4_POST = "vLLM blog, 2026-04-24, DeepSeek-V4"
+AIC_TESTS = "ai-dynamo/aiconfigurator, test_memory_estimation.py"
+HF_48566 = "huggingface/transformers#48566"
+BLOG_2345, PUZZLETRON = "huggingface/blog#2345", "NVIDIA/Model-Optimizer#2482"
+GLM_FORK = "local-inference-lab/vllm#82"
+
+DEFINITIONS = (
+    # At one token a sliding layer costs as much as a full one.
+    Case("S-002", f"{HF_MEM}#60", "cache gpt-oss-120b -c 1", "bytes_total", 73_728),
+    # 79 layers of 656 B and 22 index keys of 132 B: of the 78 layers 21 have an indexer, the MTP layer too.
+    Case("S-012", GLM_FORK, "cache glm-5.2 --mtp --kv-dtype fp8_ds_mla", "bytes_per_token", 54_728),
+    Case("S-014", HF_48566, "cache qwen3-32b --tp 4 -c 834048", "bytes_total", 50.91, GiB, 0.01),
+    Case("S-014", HF_48566, "cache qwen3-32b -c 208384", "bytes_total", 50.87, GiB, 0.01),
+    Case("S-028", f"{HF_MEM}#70", "cache gpt-oss-20b -c 8192 -b 32", "bytes_total", 6.09, GiB, 0.005),
+    Case("S-029", "gpustack/gguf-parser-go#31", "cache lfm2-1.2b.yaml -c 32k --kv-dtype fp16", "bytes_total", 384, MiB),
+    Case("S-030", "gpustack/gguf-parser-go#28", "cache qwen3.6-35b-a3b --kv-dtype fp16", "bytes_per_token", 20_480),
+    Case("S-031", "lablup/mlxcel#172", "cache gemma-3-1b -c 32k --kv-dtype fp16", "bytes_total", 139, MiB),
+    Case(
+        "S-032",
+        "aiconfigurator bd8c1cef",
+        "cache gpt-oss-120b -c 65936 --kv-dtype fp8",
+        "bytes_total",
+        1.1341,
+        GiB,
+        1e-4,
+    ),
+    Case("S-033", "aiconfigurator#912", "cache kimi-k2.5 --tp 4", "elements_per_token_per_layer", 576),
+    Case("S-035", AIC_TESTS, "cache llama-3.1-70b --tp 16", "bytes_per_token", 40_960),
+    Case("S-035", AIC_TESTS, "cache llama-3.1-70b --tp 4", "bytes_per_token", 81_920),
+    Case("S-035", AIC_TESTS, "cache llama-3.1-70b", "bytes_per_token", 327_680),
+    Case("S-036", AIC_TESTS, "cache deepseek-v3", "bytes_per_token", 70_272),
+    Case("S-036", AIC_TESTS, "cache deepseek-v3 --tp 8", "bytes_per_token", 70_272),
+    Case("S-037", "LMCache/LMCache#694", "cache deepseek-v3", "bytes_per_token", 70_272),
+    Case("S-038", PUZZLETRON, "cache mistral-small-24b", "bytes_per_token", 163_840),
+    Case("S-039", PUZZLETRON, "cache gpt-oss-20b -c 1", "bytes_total", 49_152),
+    Case("S-040", "jranaraki/vllm-fit#2", "cache llama-2-7b --kv-dtype fp16", "bytes_per_token", 524_288),
+    Case("S-041", BLOG_2345, "cache llama-3.1-405b -c 128000", "bytes_total", 61.52, GiB, 0.005),
+    Case("S-041", BLOG_2345, "cache llama-3.1-405b-16-kv-heads.yaml -c 128000", "bytes_total", 123.05, GiB, 0.005),
+    Case("S-041", BLOG_2345, "cache llama-3.1-405b-16-kv-heads.yaml -c 1k", "bytes_total", 0.984, GiB, 0.001),
+    Case("S-042", BLOG_2345, "cache llama-3.1-8b -c 128000", "bytes_total", 15.62, GiB, 0.006),
+    Case("S-042", BLOG_2345, "cache llama-3.1-8b -c 1k", "bytes_total", 0.125, GiB),
+    Case("S-042", BLOG_2345, "cache llama-3.1-8b -c 128k", "bytes_total", 16, GiB),
+    Case("S-043", "raullenchai/Rapid-MLX#1423", "cache gemma-4-12b.yaml", "bytes_per_token", 16_384),
+    Case("S-044", "guoqingbao/xinfer#195", "cache qwen3-vl-32b -c 256k -b 2", "bytes_total", 131_072, MiB),
+    Case("S-045", "TensorDirect/KVDirect#2", "cache llama-3.1-70b --tp 8 -c 16k", "bytes_total", 640, MiB),
+    Case("S-045", "TensorDirect/KVDirect#2", "cache llama-3.1-70b --tp 8 -c 16", one("k"), 4_096),
+    Case("S-045", "TensorDirect/KVDirect#2", "cache llama-3.1-70b --tp 8 -c 16k", "bytes_total", 163_840, 4_096),
+    # One head of the eight: 64 B of values and 8 B of scales, as vLLM and TensorRT-LLM keep it.
+    Case("S-046", "FlashML-org/FreeToken#408", "cache llama-3.1-8b -c 1 --kv-dtype nvfp4", one("k"), 72, 8),
+    Case("S-047", "microscale.academy, local-global", "cache local-global-30.yaml", "bytes_total", 2.6, GiB, 0.005),
+    Case("S-048", "DeepSeek-V2 report, Table 1", "cache deepseek-v2", "elements_per_token", 34_560),
+    Case(
+        "S-048", "DeepSeek-V2 report, Table 1", "cache deepseek-v2", lambda r: 1 / r["baselines"]["mqa"]["ratio"], 2.25
+    ),
+    Case("S-049", V2_TABLE_9, "cache deepseek-v2-lite", "elements_per_token", 15.6, KB, 0.05),
+    Case(
+        "S-049",
+        V2_TABLE_9,
+        "cache deepseek-v2-lite",
+        lambda r: r["baselines"]["mha"]["bytes_per_token"] / 2,
+        110.6,
+        kB,
+        0.05,
+    ),
+    Case("S-049", V2_TABLE_9, "cache deepseek-v2", "elements_per_token", 34.6, KB, 0.05),
+    Case("S-049", V2_TABLE_9, "cache deepseek-v2-table-9-mha.yaml", "elements_per_token", 860.2, KB, 0.05),
+    Case("S-051", INSIGHTS, "cache deepseek-v3", "bytes_per_token", 70.272, KB),
+    Case("S-052", INSIGHTS, "cache qwen2.5-72b", "bytes_per_token", 327.68, KB),
+    Case("S-053", INSIGHTS, "cache llama-3.1-405b", "bytes_per_token", 516.096, KB),
+    # The latents alone, without index keys; 62 layers with the one of MTP.
+    Case(
+        "S-054",
+        "FlashMLA docs, 2025-09-29",
+        "cache deepseek-v3.2 -c 128k --mtp",
+        kept("c_kv", "k_pe"),
+        8.72,
+        GiB,
+        0.005,
+    ),
+    Case("S-054", "FlashMLA docs, 2025-09-29", "cache deepseek-v3.2 -c 128k", kept("c_kv", "k_pe"), 8.58, GiB, 0.005),
+    # Entries, index keys and windows; the post leaves out the state of the compressor.
+    Case(
+        "S-055", V4_POST, "cache deepseek-v4-pro -c 1M", kept("window_kv", "compressed_kv", "index_k"), 9.62, GiB, 0.006
+    ),
+    Case("S-056", V4_POST, "cache deepseek-v3.2 -c 1M", "bytes_total", 83.9, GiB, 0.05),
+    Case(
+        "S-059",
+        OFFLOAD,
+        "cache deepseek-v2-lite -c 64",
+        lambda r: r["layers"][0]["bytes"] / r["layers"][0]["num_layers"],
+        72,
+        KiB,
+    ),
+    Case("S-059", OFFLOAD, "cache deepseek-v2-lite -c 64", "bytes_total", 1.9, MiB, 0.005),
+    Case("S-060", OFFLOAD, "cache llama-3.1-70b --tp 4 -c 16", one("k"), 8, KiB),
+    Case("S-060", OFFLOAD, "cache llama-3.1-70b --tp 4 -c 16", "bytes_total", 1.25, MiB),
+    Case("S-061", OFFLOAD, "cache qwen3-8b -c 16", one("k"), 32, KiB),
+    Case("S-061", OFFLOAD, "cache qwen3-8b -c 16", "bytes_total", 2.25, MiB),
+    Case("S-062", OFFLOAD, "cache qwen3-0.6b -c 16", "bytes_total", 1.75, MiB),
+    Case(
+        "S-063", "PagedAttention (arXiv 2309.06180)", "cache opt-13b.yaml --kv-dtype fp16", "bytes_per_token", 800, KiB
+    ),
+    Case(
+        "S-063", "PagedAttention (arXiv 2309.06180)", "cache opt-13b.yaml --kv-dtype fp16", "bytes_total", 1.5625, GiB
+    ),
+    Case(
+        "S-063",
+        "PagedAttention (arXiv 2309.06180)",
+        "cache opt-13b.yaml --kv-dtype fp16",
+        "bytes_total",
+        1.68,
+        GB,
+        0.005,
+    ),
+)
+
+
+def run(attncalc: Command, case: Case) -> float:
+    """The number that the command gives."""
+    words = [str(MODELS / w) if w.endswith(".yaml") else w for w in shlex.split(case.words)]
+    made = attncalc(*words, "--json")
+    assert made.status == 0, made.err
+    row = made.record["results"][0]
+    found: float = row[case.value] if isinstance(case.value, str) else case.value(row)
+    return found / case.unit
+
+
+@pytest.mark.parametrize("case", DEFINITIONS, ids=lambda c: f"{c.id} {c.words}")
+def test_a_published_number(attncalc: Command, case: Case) -> None:
+    assert abs(run(attncalc, case) - case.expected) <= case.tolerance
+
+
+def total(attncalc: Command, words: str, key: str = "bytes_total") -> float:
+    return run(attncalc, Case("", "", words, key, 0))
+
+
+def test_s_050_the_saving_needs_a_cache_of_six_bits(attncalc: Command) -> None:
+    """DeepSeek-V2 report, abstract: 93.3 % less than DeepSeek 67B, whose cache has 16 bits; at equal formats 82.2 %."""
+    elements = [total(attncalc, f"cache {m}", "elements_per_token") for m in ("deepseek-v2", "deepseek-67b.yaml")]
+    small, large = elements
+    assert abs(100 * (1 - small * 6 / (large * 16)) - 93.3) <= 0.05
+    assert abs(100 * (1 - small / large) - 82.2) <= 0.05
+
+
+@pytest.mark.parametrize(("model", "copies"), [("qwen3-235b-a22b", 2), ("deepseek-v3", 8)])
+def test_s_065_copies_of_what_eight_gpus_share(attncalc: Command, model: str, copies: int) -> None:
+    """vLLM blog, 2026-08-07, decode context parallelism: 4 KV heads on 8 GPUs are held twice, a latent 8 times."""
+    assert 8 * total(attncalc, f"cache {model} --tp 8") == copies * total(attncalc, f"cache {model}")
