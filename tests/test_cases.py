@@ -110,7 +110,7 @@ DEFINITIONS = (
         "cache deepseek-v2-lite",
         lambda r: r["baselines"]["mha"]["bytes_per_token"] / 2,
         110.6,
-        kB,
+        KB,
         0.05,
     ),
     Case("S-049", V2_TABLE_9, "cache deepseek-v2", "elements_per_token", 34.6, KB, 0.05),
