@@ -1,11 +1,13 @@
 """Cache bytes of a model: per token, per layer, per sequence, on the GPU that holds most."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from attncalc.cache import CacheTensor, Tensor, growing, total_bytes
+from attncalc.cache import Tensor, total_bytes
 from attncalc.dtypes import Formats
+from attncalc.engines import check_options
 from attncalc.engines import engine as find_engine
+from attncalc.engines.options import EngineOptions
 from attncalc.errors import AttncalcError, shown
 from attncalc.model import LayerGroup, Model
 from attncalc.reach import FULL, Reach, ratio
@@ -13,13 +15,30 @@ from attncalc.units import parse_count
 from attncalc.workload import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from fractions import Fraction
 
-    from attncalc.engines.base import Engine
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be allocated: `batch` sequences of `context` tokens, on one of `tp` GPUs, under one engine."""
+
+    context: int
+    batch: int = 1
+    formats: Formats = field(default_factory=Formats)
+    form: str | None = None
+    tp: int = 1
+    mtp: bool = False
+    options: EngineOptions = field(default_factory=EngineOptions)
+
+    @property
+    def workload(self) -> Workload:
+        """The step after which the tokens are kept."""
+        return Workload(context=self.context, batch=self.batch)
 
 
 class LayerCache(NamedTuple):
-    """The cache of one group of equal layers; `tensors` are one layer's."""
+    """The cache of one group of equal layers; `tensors` are one layer's, `padding` its bytes beyond them."""
 
     group: LayerGroup
     cached: str
@@ -27,6 +46,7 @@ class LayerCache(NamedTuple):
     elements_per_token: "int | Fraction"
     growth_bits: "int | Fraction"
     bytes_fixed: int
+    padding: int = 0
 
     @property
     def layers(self) -> int:
@@ -36,7 +56,7 @@ class LayerCache(NamedTuple):
     @property
     def bytes(self) -> int:
         """Of all layers of the group."""
-        return self.layers * total_bytes(self.tensors)
+        return self.layers * (total_bytes(self.tensors) + self.padding)
 
 
 class Reason(NamedTuple):
@@ -46,8 +66,36 @@ class Reason(NamedTuple):
     bytes: int
 
 
+class PoolGroup(NamedTuple):
+    """Layers that share a block table: the tokens of a block, and the blocks that a sequence of n tokens takes."""
+
+    layers: tuple[int, ...]
+    block_tokens: int
+    blocks: "Callable[[int], int]"
+
+
+class Pool(NamedTuple):
+    """Equal blocks on one GPU: `block_bytes` for one block of any group, in all of its layers.
+
+    A sequence of n tokens takes the sum of its groups' blocks; `spare_blocks` belong to no sequence.
+    """
+
+    name: str
+    block_bytes: int
+    groups: tuple[PoolGroup, ...]
+    spare_blocks: int = 0
+
+    def blocks(self, context: int) -> int:
+        """Of one sequence."""
+        return sum(group.blocks(context) for group in self.groups)
+
+
 class Allocation(NamedTuple):
-    """What a model keeps for `batch` sequences of `context` tokens, on the GPU that holds most."""
+    """What a model keeps for `batch` sequences of `context` tokens, on the GPU that holds most.
+
+    `batch` counts all sequences of the request, `sequences` those of this GPU (fewer, where replicas share them).
+    `pools` are empty where an engine allocates tensors and no blocks.
+    """
 
     model: Model
     engine: str
@@ -55,10 +103,25 @@ class Allocation(NamedTuple):
     batch: int
     tp: int
     formats: Formats
+    sequences: int
     layers: tuple[LayerCache, ...]
     bytes_overhead: int = 0
     reasons: tuple[Reason, ...] = ()
     replicated: tuple[str, ...] = ()
+    options: EngineOptions = EngineOptions()
+    pools: tuple[Pool, ...] = ()
+    state_page_bytes: int | None = None
+    stage: tuple[int, ...] = ()
+
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """Whose part this is, where GPUs share layers or sequences: in words."""
+        out = []
+        if self.stage:
+            out.append(f"numbers are of the pipeline stage that holds most, {len(self.stage)} layers")
+        if self.sequences != self.batch:
+            out.append(f"numbers are of the replica that holds most, {self.sequences} of {self.batch} sequences")
+        return tuple(out)
 
     @property
     def bytes_total(self) -> int:
@@ -68,7 +131,7 @@ class Allocation(NamedTuple):
     @property
     def bytes_per_sequence(self) -> int:
         """Without the overhead."""
-        return (self.bytes_total - self.bytes_overhead) // self.batch
+        return (self.bytes_total - self.bytes_overhead) // self.sequences
 
     @property
     def bytes_fixed(self) -> int:
@@ -115,55 +178,37 @@ def allocate(
     tp: int = 1,
     mtp: bool = False,
     formats: Formats | None = None,
+    options: EngineOptions | None = None,
 ) -> Allocation:
     """The cache of `model`.
 
     Raises:
-        AttncalcError: the engine, the form, the formats or the split do not fit the model.
+        AttncalcError: the engine, the form, the formats, the options or the split do not fit the model.
     """
     profile, formats = find_engine(engine), formats or model_formats(model)
     if not isinstance(formats, Formats):
         raise AttncalcError("formats", "must be a Formats", got=shown(formats), hint='Write Formats(kv="fp8")')
-    workload, tp = Workload(context=context, batch=batch), parse_count(tp, "tp")
+    options = options or EngineOptions()
+    check_options(profile, options)
+    request = Request(context, batch, formats, form, parse_count(tp, "tp"), mtp, options)
+    _ = request.workload  # refuses what are no counts
     profile.check_formats(formats)
     check_form_known(model, form)
-    groups = model.layer_groups(mtp=mtp)
-    layers = tuple(_layer(model, profile, g, workload, form, tp, formats) for g in groups)
-    if formats.index is not None and not any(t.name == "index_k" for layer in layers for t in layer.tensors):
+    made = profile.allocate(model, request)
+    if formats.index is not None and not any(t.name == "index_k" for layer in made.layers for t in layer.tensors):
         raise AttncalcError("--index-dtype", f"no layer of {model.id} keeps index keys", got=formats.index)
-    reasons: dict[str, int] = {}
-    for layer in layers:
-        rule = profile.rule(model, layer.group)
-        if rule:
-            logical = _layer(model, find_engine("logical"), layer.group, workload, form, tp, formats)
-            reasons[rule] = reasons.get(rule, 0) + layer.bytes - logical.bytes
-    made = tuple(Reason(rule, difference) for rule, difference in reasons.items() if difference)
-    copies = _replicated(model, profile, groups, workload, form, tp, formats) if tp > 1 else ()
-    return Allocation(model, engine, context, batch, tp, formats, layers, reasons=made, replicated=copies)
+    return made
 
 
-def _replicated(
-    model: Model,
-    profile: "Engine",
-    groups: tuple[LayerGroup, ...],
-    workload: Workload,
-    form: str | None,
-    tp: int,
-    formats: Formats,
-) -> tuple[str, ...]:
-    """What a split does not divide by `tp`, in words."""
+def replicated(pairs: "Iterable[tuple[Tensor, Tensor]]", tp: int) -> tuple[str, ...]:
+    """What a split does not divide by `tp`, in words; each pair is a tensor of one GPU and of one of `tp`."""
     found: dict[str, str] = {}
-    for group in groups:
-        whole = _layer(model, profile, group, workload, form, 1, formats).tensors
-        part = _layer(model, profile, group, workload, form, tp, formats).tensors
-        for all_heads, one in zip(whole, part, strict=True):
-            if one.bytes * tp > all_heads.bytes:
-                times, rest = divmod(tp * one.bytes, all_heads.bytes)
-                found[one.name] = f"{one.name} is held {times} times over by the {tp} GPUs"
-                if rest:  # in parts: a convolution state of split heads and repeated groups
-                    found[one.name] = (
-                        f"{one.name} takes {tp * one.bytes:,} B on {tp} GPUs, {all_heads.bytes:,} B on one"
-                    )
+    for all_heads, one in pairs:
+        if one.bytes * tp > all_heads.bytes:
+            times, rest = divmod(tp * one.bytes, all_heads.bytes)
+            found[one.name] = f"{one.name} is held {times} times over by the {tp} GPUs"
+            if rest:  # in parts: a convolution state of split heads and repeated groups
+                found[one.name] = f"{one.name} takes {tp * one.bytes:,} B on {tp} GPUs, {all_heads.bytes:,} B on one"
     return tuple(found.values())
 
 
@@ -184,28 +229,6 @@ def check_form_known(model: Model, form: str | None) -> None:
 def own_form(group: LayerGroup, form: str | None) -> str | None:
     """The wished form, where the group's variant has it."""
     return form if group.attention and form in group.attention.forms else None
-
-
-def _layer(
-    model: Model,
-    profile: "Engine",
-    group: LayerGroup,
-    workload: Workload,
-    form: str | None,
-    tp: int,
-    formats: Formats,
-) -> LayerCache:
-    cached, layout = "none", tuple[CacheTensor, ...]()
-    if group.attention:
-        cached = profile.execution(group.attention, workload, own_form(group, form)).cached
-        layout = profile.cache(model, group, cached, tp)
-    if group.ffn:
-        layout += group.ffn.shard(tp).cache()
-    tensors = tuple(t.at(workload.context, workload.batch, formats) for t in layout)
-    growth = sum(t.growth_bits(workload.context, formats) for t in layout)
-    fixed = sum(made.bytes for t, made in zip(layout, tensors, strict=True) if t.reach is None)
-    elements = sum(t.elements_per_token for t in growing(layout, workload.context))
-    return LayerCache(group, cached, tensors, ratio(elements.numerator, elements.denominator), growth, fixed)
 
 
 def baselines(allocation: Allocation, *, mtp: bool = False) -> tuple[Baseline, ...]:
@@ -232,6 +255,7 @@ def _baseline(allocation: Allocation, name: str, kv_heads: int, *, mtp: bool) ->
             tp=allocation.tp,
             mtp=mtp,
             formats=replace(allocation.formats, index=None),  # K and V of heads have no index keys
+            options=allocation.options,
         )
     except AttncalcError as error:
         return Baseline(name, None, str(error))

@@ -1,9 +1,11 @@
 """One function for each command: options in, report out. The command line and tests call these."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from attncalc.engines import ALL, ENGINES, engine
+from attncalc.engines.options import EngineOptions, option
 from attncalc.errors import AttncalcError, suggestion
 from attncalc.inputs import (
     DEFAULT_CONTEXT,
@@ -14,24 +16,35 @@ from attncalc.inputs import (
     find_models,
     resolve,
 )
+from attncalc.model import Model
 from attncalc.report import Report
 from attncalc.units import parse_count
+
+if TYPE_CHECKING:
+    from attncalc.allocation import Allocation, Baseline
+    from attncalc.flops import StepCost
+
+    Made = tuple[Allocation, Sequence[Baseline]]
+
+T = TypeVar("T")
 
 Row = dict[str, Any]
 
 
 def _model_inputs(named: list[Named], resolved: list[Resolved], engines: list[str]) -> Row:
-    def common(values: list[Any]) -> Any:
-        return values[0] if len(set(values)) == 1 else values
-
     return {
         "models": [{"given": n.given, "model": n.model.id, "found_by": n.found_by} for n in named],
         "engines": engines,
-        "context": common([r.workload.context for r in resolved]),
-        "new_tokens": common([r.workload.new_tokens for r in resolved]),
+        "context": _common([r.workload.context for r in resolved]),
+        "new_tokens": _common([r.workload.new_tokens for r in resolved]),
         "batch": resolved[0].workload.batch,
         "tp": resolved[0].tp,
     }
+
+
+def _common(values: list[Any]) -> Any:
+    """The value, where all are the same."""
+    return values[0] if len(set(values)) == 1 else values
 
 
 def _notes(resolved: list[Resolved]) -> list[str]:
@@ -40,8 +53,7 @@ def _notes(resolved: list[Resolved]) -> list[str]:
 
 def _one_conventions(resolved: list[Resolved]) -> Row:
     record = conventions_record(resolved[0].conventions)
-    kv = [r.conventions.formats.kv for r in resolved]
-    return record | {"kv_dtype": kv[0] if len(set(kv)) == 1 else kv}
+    return record | {"kv_dtype": _common([r.conventions.formats.kv for r in resolved])}
 
 
 def cache(positional: list[str], options: list[str], engines: list[str], asked: Options) -> Report:
@@ -50,30 +62,71 @@ def cache(positional: list[str], options: list[str], engines: list[str], asked: 
 
     named = find_models(positional, options)
     resolved = [resolve(asked, n.model) for n in named]
-    made = []
-    for n, r in zip(named, resolved, strict=True):
-        for engine in engines:
-            allocation = allocate(
-                n.model,
-                r.workload.context,
-                batch=r.workload.batch,
-                engine=engine,
-                form=r.conventions.form,
-                tp=r.tp,
-                mtp=asked.mtp,
-                formats=r.conventions.formats,
-            )
-            made.append((allocation, baselines(allocation, mtp=asked.mtp)))
+
+    def compute(model: Model, r: Resolved, engine: str, settings: EngineOptions) -> "Made":
+        w, c = r.workload, r.conventions
+        made = allocate(
+            model,
+            w.context,
+            batch=w.batch,
+            engine=engine,
+            form=c.form,
+            tp=r.tp,
+            mtp=asked.mtp,
+            formats=c.formats,
+            options=settings,
+        )
+        return made, baselines(made, mtp=asked.mtp)
+
+    made, refused, used = _under_engines(named, resolved, engines, asked.engine, compute)
     notes = _notes(resolved)
     for allocation, compared in made:
         notes += [f"{allocation.model.id}, {allocation.engine}: {r.rule} ({r.bytes:+,} B)" for r in allocation.reasons]
         notes += [f"{allocation.model.id}: no {b.name} of these heads: {b.reason}" for b in compared if b.reason]
         notes += [f"{allocation.model.id}: {line}" for line in allocation.replicated]
-    inputs = _model_inputs(named, resolved, engines)
+        notes += [f"{allocation.model.id}, {allocation.engine}: {line}" for line in allocation.shares]
+    inputs = _model_inputs(named, resolved, used)
     del inputs["new_tokens"]
+    if asked.engine.given:
+        inputs["engine_options"] = asked.engine.record()
+    conventions = _one_conventions(resolved)
+    conventions["state_dtype"] = _common([a.formats.of("state", 1).name for a, _ in made])
+    conventions["conv_dtype"] = _common([a.formats.of("conv", 1).name for a, _ in made])
     from attncalc.report.cache import cache_report
 
-    return cache_report(inputs, _one_conventions(resolved), made, notes)
+    return cache_report(inputs, conventions, made, list(dict.fromkeys(notes + refused)))
+
+
+def _under_engines(
+    named: list[Named],
+    resolved: list[Resolved],
+    engines: list[str],
+    settings: EngineOptions,
+    compute: Callable[[Model, Resolved, str, EngineOptions], T],
+) -> tuple[list[T], list[str], list[str]]:
+    """What every model comes to under every engine, notes, and the engines.
+
+    `all` gives each engine the options that it has, and a refusal of one is a note.
+    """
+    if ALL not in engines:
+        pairs = [(n.model, r) for n, r in zip(named, resolved, strict=True)]
+        return [compute(m, r, engine, settings) for m, r in pairs for engine in engines], [], engines
+    profiles = [engine(name) for name in ENGINES]
+    notes = [
+        f"{option(name)} changes nothing in {', '.join(without)}: no such option"
+        for name in settings.given
+        if (without := [p.name for p in profiles if name not in p.options])
+    ]
+    made = []
+    for n, r in zip(named, resolved, strict=True):
+        for profile in profiles:
+            try:
+                made.append(compute(n.model, r, profile.name, settings.limited(profile.options)))
+            except AttncalcError as error:
+                if profile.name == "logical":
+                    raise
+                notes.append(f"{n.model.id}, {profile.name}: {error}")
+    return made, notes, [p.name for p in profiles]
 
 
 def flops(positional: list[str], options: list[str], engines: list[str], asked: Options) -> Report:
@@ -82,28 +135,32 @@ def flops(positional: list[str], options: list[str], engines: list[str], asked: 
 
     named = find_models(positional, options)
     resolved = [resolve(asked, n.model) for n in named]
-    costs = [
-        step_cost(
-            n.model,
-            r.workload.context,
-            r.workload.new_tokens,
-            batch=r.workload.batch,
+
+    def compute(model: Model, r: Resolved, engine: str, settings: EngineOptions) -> "StepCost":
+        w = r.workload
+        return step_cost(
+            model,
+            w.context,
+            w.new_tokens,
+            batch=w.batch,
             engine=engine,
             tp=r.tp,
             conventions=r.conventions,
+            options=settings,
         )
-        for n, r in zip(named, resolved, strict=True)
-        for engine in engines
-    ]
-    inputs = _model_inputs(named, resolved, engines) | {"phase": costs[0].workload.phase}
-    notes = _notes(resolved) + [n.model.partial_note for n in named if n.model.partial_note]
+
+    costs, refused, used = _under_engines(named, resolved, engines, asked.engine, compute)
+    inputs = _model_inputs(named, resolved, used) | {"phase": costs[0].workload.phase}
+    if asked.engine.given:
+        inputs["engine_options"] = asked.engine.record()
+    notes = _notes(resolved) + refused + [n.model.partial_note for n in named if n.model.partial_note]
     for cost in costs:
         silent = [w.name for w in cost.model.extras(mtp=asked.mtp) if w.operation == "none" and w.place != "embedding"]
         if silent:
             notes.append(f"{cost.model.id}: elementwise work with {', '.join(silent)} is in no count")
     from attncalc.report.flops import flops_report
 
-    return flops_report(inputs, _one_conventions(resolved), costs, notes)
+    return flops_report(inputs, _one_conventions(resolved), costs, list(dict.fromkeys(notes)))
 
 
 def compare(
@@ -216,7 +273,6 @@ def explain(variant: str | None, models: list[str], asked: Options) -> Report:
     from attncalc.attention.base import check_form
     from attncalc.compare import Layer, layers_of
     from attncalc.dimensions import Dimensions
-    from attncalc.engines import engine
     from attncalc.explain import explain_layer
     from attncalc.report.explain import explain_report
 
@@ -231,7 +287,7 @@ def explain(variant: str | None, models: list[str], asked: Options) -> Report:
         layer = layers_of(variant, Dimensions(), asked.form)[0]
         if asked.form is not None:
             check_form(layer.attention, asked.form)
-        _, cached = profile.execution(layer.attention, resolved[0].workload, layer.form)
+        _, cached = profile.execution(layer.attention, resolved[0].workload, layer.form, EngineOptions())
         chosen.append((layer, cached, resolved[0]))
         inputs: Row = {"variant": variant, "dimensions": asdict(Dimensions())}
     else:
@@ -241,7 +297,8 @@ def explain(variant: str | None, models: list[str], asked: Options) -> Report:
             check_form_known(n.model, asked.form)
             for group in n.model.groups:
                 if group.attention:
-                    form, cached = profile.execution(group.attention, r.workload, own_form(group, asked.form))
+                    wish = own_form(group, asked.form)
+                    form, cached = profile.execution(group.attention, r.workload, wish, EngineOptions())
                     layer = Layer(group.variant, group.attention, group.reach, form, n.model.id, group.indices)
                     chosen.append((layer, cached, r))
         inputs = _model_inputs(named, resolved, ["logical"])

@@ -121,21 +121,29 @@ def check_index_format(name: str, where: str) -> None:
         raise AttncalcError(where, "must be a format of index keys", got=shown(name))
 
 
+UNSTATED = {"state": "fp32", "conv": "bf16"}
+
+
 @dataclass(frozen=True)
 class Formats:
-    """The storage format of everything that has bytes: by cache tensor kind, and weights and activations."""
+    """The storage format of everything that has bytes: by cache tensor kind, and weights and activations.
+
+    States are in fp32 and columns of a convolution in bf16, where None leaves it to an engine.
+    """
 
     kv: str = "bf16"
     weight: str = "bf16"
     activation: str = "bf16"
-    state: str = "fp32"
-    conv: str = "bf16"
+    state: str | None = None
+    conv: str | None = None
     index: str | None = None
 
     def __post_init__(self) -> None:
         check_kv_format(self.kv, "--kv-dtype")
         for kind in ("weight", "activation", "state", "conv"):
             name = getattr(self, kind)
+            if name is None:
+                continue
             if name in RECORDS or plain_format(name, f"--{kind}-dtype").row_bits:
                 raise AttncalcError(f"--{kind}-dtype", "must not be a format of the cache alone", got=shown(name))
 
@@ -155,7 +163,7 @@ class Formats:
             # Quantised checkpoints keep their norms, biases and sinks in 16 bits.
             return FORMATS[self.weight if self.weight in FLOATS else "bf16"]
         if kind in ("weight", "activation", "state", "conv"):
-            return plain_format(getattr(self, kind), f"--{kind}-dtype")
+            return plain_format(getattr(self, kind) or UNSTATED[kind], f"--{kind}-dtype")
         if kind == "index":
             # A record fixes its index key too; an explicit format overrides that.
             name = self.index or ("fp8" if self.kv in RECORDS else self.kv)

@@ -7,7 +7,9 @@ from attncalc.allocation import check_form_known, model_formats, own_form
 from attncalc.attention.base import Step
 from attncalc.axes import Dim, Weight
 from attncalc.dtypes import Formats, whole_bytes
+from attncalc.engines import check_options
 from attncalc.engines import engine as find_engine
+from attncalc.engines.options import EngineOptions
 from attncalc.model import ExtraWeight, LayerGroup, Model
 from attncalc.ops import (
     LAYER_NORM,
@@ -157,6 +159,7 @@ def step_cost(
     engine: str = "logical",
     tp: int = 1,
     conventions: Conventions | None = None,
+    options: EngineOptions | None = None,
 ) -> StepCost:
     """FLOPs and bytes of one step.
 
@@ -165,11 +168,12 @@ def step_cost(
     """
     workload, tp = Workload(context, new_tokens, batch), parse_count(tp, "tp")
     conventions = conventions or Conventions(formats=model_formats(model))
-    profile = find_engine(engine)
+    profile, options = find_engine(engine), options or EngineOptions()
+    check_options(profile, options)
     profile.check_formats(conventions.formats)
     check_form_known(model, conventions.form)
     groups = model.layer_groups(mtp=conventions.mtp)
-    layers = tuple(layer_cost(model, profile, g, workload, conventions, tp) for g in groups)
+    layers = tuple(layer_cost(model, profile, g, workload, conventions, tp, options) for g in groups)
     extra, extra_bytes = _extra(model, workload, conventions, tp)
     head, outer = _head(model, workload, conventions, tp)
     return StepCost(model, engine, workload, conventions, tp, layers, head, extra, outer + extra_bytes)
@@ -181,7 +185,8 @@ def layer_cost(
     group: LayerGroup,
     workload: Workload,
     conventions: Conventions,
-    tp: int = 1,
+    tp: int,
+    options: EngineOptions,
 ) -> LayerCost:
     """One group of equal layers, split over `tp` GPUs."""
     attention = group.attention.shard(tp) if group.attention else None
@@ -189,7 +194,8 @@ def layer_cost(
     none, form, weights = Ops((), ()), "none", list[Weight]()
     attention_ops = ffn_ops = none
     if attention:
-        form, cached = profile.execution(attention, workload, own_form(group, conventions.form))
+        wish = own_form(group, conventions.form)
+        form, cached = profile.execution(attention, workload, wish, options)
         step = Step(workload, profile.attended(model, group), conventions.count)
         attention_ops = profile.stored(model, group, attention.ops(step, form, cached=cached))
         weights += attention.weights(form)

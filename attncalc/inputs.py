@@ -1,9 +1,10 @@
 """From what a user typed to what is computed, with every default resolved, so that it can be reported."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from attncalc.dtypes import ALIASES, Formats
+from attncalc.engines.options import EngineOptions
 from attncalc.errors import AttncalcError, shown
 from attncalc.model import Model
 from attncalc.presets import find_model, load
@@ -25,13 +26,14 @@ class Options:
     kv_dtype: str | None = None
     weight_dtype: str = "bf16"
     activation_dtype: str = "bf16"
-    state_dtype: str = "fp32"
+    state_dtype: str | None = None
     index_dtype: str | None = None
     form: str | None = None
     tp: str = "1"
     count: str = "causal"
     mtp: bool = False
     logits: str = "all"
+    engine: EngineOptions = field(default_factory=EngineOptions)
 
 
 class Named(NamedTuple):
@@ -100,7 +102,7 @@ def resolve(options: Options, model: Model | None) -> Resolved:
         kv=dtype_name(declared or "bf16" if options.kv_dtype is None else options.kv_dtype),
         weight=dtype_name(options.weight_dtype),
         activation=dtype_name(options.activation_dtype),
-        state=dtype_name(options.state_dtype),
+        state=None if options.state_dtype is None else dtype_name(options.state_dtype),
         index=None if options.index_dtype is None else dtype_name(options.index_dtype),
     )
     conventions = Conventions(count_convention(options.count), options.form, options.logits, options.mtp, formats)
@@ -130,8 +132,8 @@ def conventions_record(conventions: Conventions) -> dict[str, Any]:
         "kv_dtype": conventions.formats.kv,
         "weight_dtype": conventions.formats.weight,
         "activation_dtype": conventions.formats.activation,
-        "state_dtype": conventions.formats.state,
-        "conv_dtype": conventions.formats.conv,
+        "state_dtype": conventions.formats.of("state", 1).name,
+        "conv_dtype": conventions.formats.of("conv", 1).name,
         "index_dtype": conventions.formats.index or conventions.formats.kv,
         "head_tokens": conventions.head_tokens,
         "mtp": conventions.mtp,

@@ -15,6 +15,7 @@ from attncalc.workload import Conventions
 
 if TYPE_CHECKING:
     from attncalc.allocation import Allocation
+    from attncalc.engines.options import EngineOptions
     from attncalc.flops import StepCost
 
 Norm = Literal["rms", "layer", "layer_bias", "unweighted", "none"]
@@ -198,15 +199,18 @@ class Model:
         tp: int = 1,
         mtp: bool = False,
         formats: Formats | None = None,
+        options: "EngineOptions | None" = None,
     ) -> "Allocation":
         """What the model keeps for `batch` sequences of `context` tokens, on the GPU of `tp` that holds most.
 
         Raises:
-            AttncalcError: the engine, the form, the formats or the split do not fit the model.
+            AttncalcError: the engine, the form, the formats, the options or the split do not fit the model.
         """
         from attncalc.allocation import allocate
 
-        return allocate(self, context, batch=batch, engine=engine, form=form, tp=tp, mtp=mtp, formats=formats)
+        return allocate(
+            self, context, batch=batch, engine=engine, form=form, tp=tp, mtp=mtp, formats=formats, options=options
+        )
 
     def flops(
         self,
@@ -217,6 +221,7 @@ class Model:
         engine: str = "logical",
         tp: int = 1,
         conventions: Conventions | None = None,
+        options: "EngineOptions | None" = None,
     ) -> "StepCost":
         """What a step costs that computes the last `new_tokens` of `context` tokens, on one GPU of `tp`.
 
@@ -225,4 +230,6 @@ class Model:
         """
         from attncalc.flops import step_cost
 
-        return step_cost(self, context, new_tokens, batch=batch, engine=engine, tp=tp, conventions=conventions)
+        return step_cost(
+            self, context, new_tokens, batch=batch, engine=engine, tp=tp, conventions=conventions, options=options
+        )

@@ -13,11 +13,24 @@ def cache(
     context: o.Context = None,
     batch: o.Batch = "1",
     kv_dtype: o.KVDtype = None,
-    state_dtype: o.StateDtype = "fp32",
+    state_dtype: o.StateDtype = None,
     index_dtype: o.IndexDtype = None,
     form: o.Form = None,
     tp: o.Split = "1",
     engine: o.Engine = None,
+    engine_version: o.EngineVersion = None,
+    block_size: o.BlockSize = None,
+    max_batched_tokens: o.MaxBatchedTokens = None,
+    prefix_caching: o.PrefixCaching = False,
+    no_hybrid_manager: o.NoHybridManager = False,
+    draft_tokens: o.DraftTokens = None,
+    slots: o.Slots = None,
+    ubatch: o.Ubatch = None,
+    swa_ratio: o.SwaRatio = None,
+    pp: o.Pipeline = None,
+    dcp: o.ContextParallel = None,
+    dp: o.Replicas = None,
+    dp_attention: o.DpAttention = False,
     mtp: o.Mtp = False,
     format: o.Format = None,  # noqa: A002
     json: o.Json = False,
@@ -25,12 +38,36 @@ def cache(
 ) -> None:
     """Cache bytes per token, layer, sequence and GPU, beside the same heads as MHA, GQA-8 and MQA."""
     from attncalc import commands
+    from attncalc.engines.options import read_options
     from attncalc.inputs import Options
     from attncalc.render import chosen_format, deliver
 
     wanted = chosen_format(format, json, output)
+    settings = read_options(
+        version=engine_version,
+        block_size=block_size,
+        max_batched_tokens=max_batched_tokens,
+        prefix_caching=prefix_caching,
+        no_hybrid_manager=no_hybrid_manager,
+        draft_tokens=draft_tokens,
+        slots=slots,
+        ubatch=ubatch,
+        swa_ratio=swa_ratio,
+        pp=pp,
+        dcp=dcp,
+        dp=dp,
+        dp_attention=dp_attention,
+    )
     asked = Options(
-        context, batch, kv_dtype=kv_dtype, state_dtype=state_dtype, index_dtype=index_dtype, form=form, tp=tp, mtp=mtp
+        context,
+        batch,
+        kv_dtype=kv_dtype,
+        state_dtype=state_dtype,
+        index_dtype=index_dtype,
+        form=form,
+        tp=tp,
+        mtp=mtp,
+        engine=settings,
     )
     deliver(commands.cache(models or [], model or [], engine or ["logical"], asked), wanted, output)
 
@@ -57,7 +94,7 @@ def compare(
     new_tokens: o.NewTokens = None,
     phase: o.Phase = None,
     kv_dtype: o.KVDtype = None,
-    state_dtype: o.StateDtype = "fp32",
+    state_dtype: o.StateDtype = None,
     index_dtype: o.IndexDtype = None,
     form: o.Form = None,
     tp: o.Split = "1",
@@ -109,11 +146,13 @@ def flops(
     kv_dtype: o.KVDtype = None,
     weight_dtype: o.WeightDtype = "bf16",
     activation_dtype: o.ActivationDtype = "bf16",
-    state_dtype: o.StateDtype = "fp32",
+    state_dtype: o.StateDtype = None,
     index_dtype: o.IndexDtype = None,
     form: o.Form = None,
     tp: o.Split = "1",
     engine: o.Engine = None,
+    engine_version: o.EngineVersion = None,
+    draft_tokens: o.DraftTokens = None,
     count: o.Count = "causal",
     logits: o.Logits = "all",
     mtp: o.Mtp = False,
@@ -123,6 +162,7 @@ def flops(
 ) -> None:
     """FLOPs and bytes of one step, by operation, layer group and model."""
     from attncalc import commands
+    from attncalc.engines.options import read_options
     from attncalc.inputs import Options
     from attncalc.render import chosen_format, deliver
 
@@ -142,6 +182,7 @@ def flops(
         count=count,
         mtp=mtp,
         logits=logits,
+        engine=read_options(version=engine_version, draft_tokens=draft_tokens),
     )
     deliver(commands.flops(models or [], model or [], engine or ["logical"], asked), wanted, output)
 
@@ -154,7 +195,7 @@ def explain(
     new_tokens: o.NewTokens = None,
     phase: o.Phase = None,
     kv_dtype: o.KVDtype = None,
-    state_dtype: o.StateDtype = "fp32",
+    state_dtype: o.StateDtype = None,
     index_dtype: o.IndexDtype = None,
     form: o.Form = None,
     count: o.Count = "causal",

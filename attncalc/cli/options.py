@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from attncalc.engines import ENGINES
+from attncalc.engines import ALL, ENGINES
 
 Models = Annotated[
     list[str] | None,
@@ -30,7 +30,9 @@ KVDtype = Annotated[
 ]
 WeightDtype = Annotated[str, typer.Option("--weight-dtype", help="Format of the weights in memory.")]
 ActivationDtype = Annotated[str, typer.Option("--activation-dtype", help="Format of activations in memory.")]
-StateDtype = Annotated[str, typer.Option("--state-dtype", help="Format of recurrent states.")]
+StateDtype = Annotated[
+    str | None, typer.Option("--state-dtype", help="Format of recurrent states. [default: fp32, or the engine's]")
+]
 IndexDtype = Annotated[
     str | None, typer.Option("--index-dtype", help="Format of index keys: fp8 is 132 B per 128. [default: the cache's]")
 ]
@@ -40,7 +42,36 @@ Form = Annotated[
 ]
 Split = Annotated[str, typer.Option("--tp", help="Tensor-parallel GPUs; numbers are of the one that holds most.")]
 Engine = Annotated[
-    list[str] | None, typer.Option("--engine", help=f"{', '.join(ENGINES)}; repeatable. [default: logical]")
+    list[str] | None,
+    typer.Option("--engine", help=f"{', '.join(ENGINES)}, or {ALL}; repeatable. [default: logical]"),
+]
+EngineVersion = Annotated[
+    str | None, typer.Option("--engine-version", help="Follow an older version, where rules changed.")
+]
+BlockSize = Annotated[str | None, typer.Option("--block-size", help="Tokens of a block or page.")]
+MaxBatchedTokens = Annotated[
+    str | None,
+    typer.Option("--max-batched-tokens", help="Tokens scheduled and not yet settled; sliding layers keep them too."),
+]
+PrefixCaching = Annotated[bool, typer.Option("--prefix-caching", help="Keep states for prefixes: one page more each.")]
+NoHybridManager = Annotated[
+    bool, typer.Option("--no-hybrid-manager", help="Sliding and chunked layers take blocks for the whole context.")
+]
+DraftTokens = Annotated[str | None, typer.Option("--draft-tokens", help="Tokens of a draft that a step verifies.")]
+Slots = Annotated[str | None, typer.Option("--slots", help="Sequences that are served at once.")]
+Ubatch = Annotated[str | None, typer.Option("--ubatch", help="Tokens of a physical batch.")]
+SwaRatio = Annotated[
+    str | None, typer.Option("--swa-ratio", help="Tokens of the sliding pool for each of the full one, such as 0.8.")
+]
+Pipeline = Annotated[
+    str | None, typer.Option("--pp", help="Pipeline stages, or the layers of each: 2, or 16,32. The largest decides.")
+]
+ContextParallel = Annotated[
+    str | None, typer.Option("--dcp", help="Decode context parallelism: GPUs of tp that share a cache's tokens.")
+]
+Replicas = Annotated[str | None, typer.Option("--dp", help="Replicas that share the sequences.")]
+DpAttention = Annotated[
+    bool, typer.Option("--dp-attention", help="The replicas of --dp lie within tp and hold whole sequences.")
 ]
 Count = Annotated[
     str,

@@ -7,11 +7,16 @@ from attncalc.errors import AttncalcError, shown, suggestion
 
 if TYPE_CHECKING:
     from attncalc.engines.base import Engine
+    from attncalc.engines.options import EngineOptions
 
 ENGINES = {
     "logical": "attncalc.engines.logical",
     "transformers": "attncalc.engines.transformers",
 }
+
+
+ALL = "all"
+"""Stands for every engine, on the command line."""
 
 
 def engine(name: str) -> "Engine":
@@ -21,7 +26,18 @@ def engine(name: str) -> "Engine":
         AttncalcError: there is none; the nearest one is suggested.
     """
     if name not in ENGINES:
-        hint = suggestion(name, ENGINES, f"Known: {', '.join(ENGINES)}")
+        hint = suggestion(name, ENGINES, f"Known: {', '.join(ENGINES)}, {ALL}")
         raise AttncalcError("--engine", "unknown engine", got=shown(name), hint=hint)
     profile: Engine = import_module(ENGINES[name]).PROFILE
     return profile
+
+
+def check_options(profile: "Engine", settings: "EngineOptions") -> None:
+    """Refuse what was set and the engine does not have: nothing is ignored."""
+    for name in settings.given:
+        if name not in profile.options:
+            from attncalc.engines.options import option
+
+            having = [other for other in ENGINES if name in engine(other).options]
+            hint = f"It is an option of {', '.join(having)}" if having else ""
+            raise AttncalcError(option(name), f"{profile.name} has no such option", hint=hint)

@@ -2,9 +2,10 @@
 
 from typing import NamedTuple, Protocol
 
+from attncalc.allocation import Allocation, Request
 from attncalc.attention.base import Attention
-from attncalc.cache import CacheTensor
 from attncalc.dtypes import Formats
+from attncalc.engines.options import EngineOptions
 from attncalc.model import LayerGroup, Model
 from attncalc.ops import Ops
 from attncalc.reach import Reach
@@ -19,25 +20,29 @@ class Execution(NamedTuple):
 
 
 class Engine(Protocol):
-    """An engine, in the version that it follows."""
+    """An engine, in the version that it follows; `options` names the `EngineOptions` that it has."""
 
     name: str
     follows: str
+    options: tuple[str, ...]
+
+    def allocate(self, model: Model, request: Request) -> Allocation:
+        """What the GPU that holds most allocates; fast enough to be asked for every length of a search.
+
+        Raises:
+            AttncalcError: the engine does not run this model, this split or these formats.
+        """
 
     def check_formats(self, formats: Formats) -> None:
         """Refuse a storage format that the engine does not have."""
 
-    def execution(self, attention: Attention, workload: Workload, form: str | None) -> Execution:
+    def execution(
+        self, attention: Attention, workload: Workload, form: str | None, options: EngineOptions
+    ) -> Execution:
         """How a step runs; `form` is the user's wish, which an engine may have to refuse."""
 
     def attended(self, model: Model, group: LayerGroup) -> Reach:
         """The tokens that a query attends to."""
 
-    def cache(self, model: Model, group: LayerGroup, form: str, tp: int) -> tuple[CacheTensor, ...]:
-        """The tensors that one layer keeps on one of `tp` GPUs; the group is whole."""
-
     def stored(self, model: Model, group: LayerGroup, ops: Ops) -> Ops:
         """The operations with the cache rows that they really read and write."""
-
-    def rule(self, model: Model, group: LayerGroup) -> str:
-        """Why this group's cache differs from the logical one; empty if it does not."""

@@ -5,12 +5,15 @@ Sources: transformers 5.24.0 `cache_utils.py` (DynamicSlidingWindowLayer), `mask
 `models/mimo_v2_flash`, `models/falcon`.
 """
 
+from attncalc.allocation import Request
 from attncalc.attention.base import Attention
 from attncalc.attention.csa import CSA
 from attncalc.cache import CacheTensor
 from attncalc.dtypes import Formats
 from attncalc.engines import transformers_v4
 from attncalc.engines.base import Execution
+from attncalc.engines.layered import Layered
+from attncalc.engines.options import EngineOptions, read_version
 from attncalc.errors import AttncalcError
 from attncalc.model import LayerGroup, Model
 from attncalc.ops import Contraction, Ops, Part, Term
@@ -44,14 +47,24 @@ def _moved(op: Contraction, rules: list[tuple[str, str, str]]) -> Contraction:
     return op._replace(left=side(op.left), right=side(op.right), out=side(op.out))
 
 
-class Transformers:
+OLDEST, LATENT, NEWEST = (5, 0), (5, 15), (5, 24)
+"""The versions whose cache is known, and the first that keeps latents."""
+
+
+def _keeps_latents(options: EngineOptions) -> bool:
+    return read_version(options.version, "transformers", OLDEST, NEWEST) >= LATENT
+
+
+class Transformers(Layered):
     """Windows keep W - 1 tokens, chunks count as windows, MLA keeps the latent and expands it in each step.
 
-    DSA keeps an index key in each layer with an indexer, and masks a core over all keys (`--count dense`).
+    Up to 5.14 MLA kept K and V of every head (`--engine-version 5.14`). DSA keeps an index key in each layer with an
+    indexer, and masks a core over all keys (`--count dense`).
     """
 
     name = "transformers"
     follows = "transformers 5.24"
+    options = ("version", "pp")
 
     def check_formats(self, formats: Formats) -> None:
         """A cache has the dtype of the computation, index keys too."""
@@ -62,14 +75,20 @@ class Transformers:
             rule = "transformers keeps index keys in the dtype of its cache"
             raise AttncalcError("--index-dtype", rule, got=formats.index)
 
-    def execution(self, attention: Attention, workload: Workload, form: str | None) -> Execution:
-        """MLA: expanded, from a cached latent (since 5.15); state layers: prompts in chunks, if they have them."""
-        own = "expanded" if "expanded" in attention.forms else attention.forms[0]
+    def execution(
+        self, attention: Attention, workload: Workload, form: str | None, options: EngineOptions
+    ) -> Execution:
+        """MLA: expanded, from a cached latent; state layers: prompts in chunks, if they have them."""
+        own, cached = attention.forms[0], attention.forms[0]
+        if "expanded" in attention.forms:
+            own = "expanded"
+            if not _keeps_latents(options):
+                own = cached = "decompressed"
         if "chunked" in attention.forms:
             own = attention.default_form(workload)
         if form is not None and form != own:
             raise AttncalcError("--form", f"transformers computes {attention.variant} {own}", got=form)
-        return Execution(own, attention.forms[0])
+        return Execution(own, cached)
 
     def attended(self, model: Model, group: LayerGroup) -> Reach:
         """MiMo-V2 counts its window without the current token; a chunk is masked exactly."""
@@ -97,8 +116,10 @@ class Transformers:
             rules += [("k", "g", "g j"), ("v", "g", "g j")]
         return Ops(tuple(_moved(op, rules) for op in ops.contractions), ops.rowwise)
 
-    def rule(self, model: Model, group: LayerGroup) -> str:
+    def rule(self, model: Model, group: LayerGroup, request: Request) -> str:
         """Why this group's cache differs from the logical one."""
+        if group.attention and "expanded" in group.attention.forms and not _keeps_latents(request.options):
+            return "up to 5.14 MLA keeps K and V of every head instead of the latent"
         if self._broadcasts(model, group):
             return "Falcon broadcasts K and V to all query heads before caching"
         if isinstance(group.attention, CSA):

@@ -1,6 +1,7 @@
 """Rows of `cache`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from attncalc.allocation import Allocation, Baseline, LayerCache
 from attncalc.cache import Tensor
@@ -23,7 +24,7 @@ from attncalc.report import (
 
 def cache_result(made: "Allocation", compared: "Sequence[Baseline]") -> Row:
     """One model under one engine."""
-    return {
+    row: Row = {
         "model": made.model.id,
         "engine": made.engine,
         "kv_dtype": made.formats.kv,
@@ -41,6 +42,29 @@ def cache_result(made: "Allocation", compared: "Sequence[Baseline]") -> Row:
         "baselines": {b.name: _baseline_row(b, made) for b in compared},
         "reasons": [{"rule": r.rule, "bytes": r.bytes} for r in made.reasons],
     }
+    if made.options.given:
+        row["engine_options"] = made.options.record()
+    if made.stage:
+        row["stage_layers"] = list(made.stage)
+    if made.pools:
+        row |= _pool_row(made)
+    return row
+
+
+def _pool_row(made: "Allocation") -> Row:
+    """Blocks and pages; lists where an engine has several pools."""
+
+    def common(values: list[Any]) -> Any:
+        return values[0] if len(values) == 1 else values
+
+    pools = made.pools
+    tokens = [list(dict.fromkeys(g.block_tokens for g in p.groups)) for p in pools]
+    return {
+        "block_tokens": common([common(t) for t in tokens]),
+        "block_bytes": common([p.block_bytes for p in pools]),
+        "blocks": common([made.sequences * p.blocks(made.context) + p.spare_blocks for p in pools]),
+        "state_page_bytes": made.state_page_bytes,
+    }
 
 
 def _layer_row(layer: "LayerCache") -> Row:
@@ -55,6 +79,8 @@ def _layer_row(layer: "LayerCache") -> Row:
         "bytes": layer.bytes,
         "tensors": [_tensor_row(t) for t in layer.tensors],
     }
+    if layer.padding:
+        row["padding"] = layer.padding
     if group.cache_from:
         row["cache_from"] = list(group.cache_from)
     return row
@@ -101,7 +127,7 @@ def cache_report(
         ]
         layer_rows += [shared | {"layers": indices_text(r["indices"])} | r | _tensors(r) for r in result["layers"]]
     title, lead = settings_of(rows, "model", "context", "batch", "kv_dtype", "tp", "engine")
-    columns = (
+    columns: tuple[Column, ...] = (
         *lead,
         Column("stored_as", "stored as"),
         Column("elements_per_token_per_layer", "per token, layer", elements_text),
@@ -109,6 +135,8 @@ def cache_report(
         Column("bytes_total", "cache", bytes_text),
         Column("ratio", "ratio", ratio_text),
     )
+    if len({r["engine"] for r in results}) > 1:
+        rows, columns = _side_by_side(results, lead)
     layer_columns = (
         *lead,
         Column("layers", "layers"),
@@ -119,6 +147,20 @@ def cache_report(
     )
     tables = (Table(title, columns, rows), Table("", layer_columns, layer_rows))
     return Report("cache", inputs, conventions, results, tables, tuple(notes))
+
+
+def _side_by_side(results: "Sequence[Row]", lead: tuple[Column, ...]) -> tuple[list[Row], tuple[Column, ...]]:
+    """Engines instead of other heads: each against the logical cache of its model."""
+    logical = {r["model"]: r["bytes_total"] for r in results if r["engine"] == "logical"}
+    rows = [r | {"ratio": r["bytes_total"] / logical[r["model"]] if logical.get(r["model"]) else None} for r in results]
+    columns = (
+        *lead,
+        Column("bytes_per_token", "next token, B", number_text),
+        Column("bytes_total", "cache", bytes_text),
+        Column("bytes_overhead", "of it overhead, B", number_text),
+        Column("ratio", "to logical", ratio_text),
+    )
+    return rows, columns
 
 
 def _tensors(row: Row) -> Row:

@@ -1,0 +1,112 @@
+"""Engines that keep each layer's tensors by themselves, without pages: what `logical` and `transformers` share."""
+
+from dataclasses import replace
+
+from attncalc.allocation import Allocation, LayerCache, Reason, Request, own_form, replicated
+from attncalc.attention.base import Attention
+from attncalc.cache import CacheTensor, growing
+from attncalc.dtypes import Formats
+from attncalc.engines.base import Execution
+from attncalc.engines.options import EngineOptions
+from attncalc.engines.stages import stage_groups, stage_sizes
+from attncalc.model import LayerGroup, Model
+from attncalc.ops import Ops
+from attncalc.reach import Reach, ratio
+from attncalc.workload import Workload
+
+
+class Layered:
+    """Each layer keeps the variant's own tensors in its own reach; a subclass says where its engine differs."""
+
+    name: str
+    follows: str
+    options: tuple[str, ...] = ()
+
+    def check_formats(self, formats: Formats) -> None:
+        """Every format is possible."""
+
+    def execution(
+        self, attention: Attention, workload: Workload, form: str | None, options: EngineOptions
+    ) -> Execution:
+        """How a step runs, and the form whose tensors it keeps."""
+        raise NotImplementedError
+
+    def attended(self, model: Model, group: LayerGroup) -> Reach:  # noqa: ARG002
+        """The layer's own reach."""
+        return group.reach
+
+    def cache(self, model: Model, group: LayerGroup, form: str, tp: int) -> tuple[CacheTensor, ...]:  # noqa: ARG002
+        """The tensors that one layer keeps on one of `tp` GPUs; the group is whole."""
+        return group.attention.shard(tp).cache(group.reach, form) if group.attention else ()
+
+    def stored(self, model: Model, group: LayerGroup, ops: Ops) -> Ops:  # noqa: ARG002
+        """As the variant says."""
+        return ops
+
+    def rule(self, model: Model, group: LayerGroup, request: Request) -> str:  # noqa: ARG002
+        """Why this group's cache differs from the logical one; empty if it does not."""
+        return ""
+
+    def layer(self, model: Model, group: LayerGroup, request: Request) -> LayerCache:
+        """One group of equal layers."""
+        cached, layout = "none", tuple[CacheTensor, ...]()
+        if group.attention:
+            form = own_form(group, request.form)
+            cached = self.execution(group.attention, request.workload, form, request.options).cached
+            layout = self.cache(model, group, cached, request.tp)
+        if group.ffn:
+            layout += group.ffn.shard(request.tp).cache()
+        tensors = tuple(t.at(request.context, request.batch, request.formats) for t in layout)
+        growth = sum(t.growth_bits(request.context, request.formats) for t in layout)
+        fixed = sum(made.bytes for t, made in zip(layout, tensors, strict=True) if t.reach is None)
+        elements = sum(t.elements_per_token for t in growing(layout, request.context))
+        return LayerCache(group, cached, tensors, ratio(elements.numerator, elements.denominator), growth, fixed)
+
+    def allocate(self, model: Model, request: Request) -> Allocation:
+        """The layers of the largest stage, one by one."""
+        from attncalc.engines.logical import PROFILE as LOGICAL
+
+        groups = model.layer_groups(mtp=request.mtp)
+        stages = [groups]
+        if request.options.pp:
+            sizes = stage_sizes(request.options.pp, model.num_layers, self.name)
+            stages = stage_groups(groups, sizes)
+        here = on_one_replica(request)
+        layers = max(
+            (tuple(self.layer(model, g, here) for g in stage) for stage in stages),
+            key=lambda made: sum(layer.bytes for layer in made),
+        )
+        reasons: dict[str, int] = {}
+        for layer in layers:
+            rule = self.rule(model, layer.group, here)
+            if rule:
+                ideal = LOGICAL.layer(model, layer.group, here)
+                reasons[rule] = reasons.get(rule, 0) + layer.bytes - ideal.bytes
+        return Allocation(
+            model,
+            self.name,
+            request.context,
+            request.batch,
+            request.tp,
+            request.formats,
+            here.batch,
+            layers,
+            reasons=tuple(Reason(rule, difference) for rule, difference in reasons.items() if difference),
+            replicated=self.copies(model, layers, here),
+            options=request.options,
+            stage=tuple(sorted({i for layer in layers for i in layer.group.indices})) if len(stages) > 1 else (),
+        )
+
+    def copies(self, model: Model, layers: tuple[LayerCache, ...], request: Request) -> tuple[str, ...]:
+        """What the split repeats."""
+        if request.tp == 1:
+            return ()
+        whole = (self.layer(model, layer.group, replace(request, tp=1)).tensors for layer in layers)
+        pairs = [p for a, layer in zip(whole, layers, strict=True) for p in zip(a, layer.tensors, strict=True)]
+        return replicated(pairs, request.tp)
+
+
+def on_one_replica(request: Request) -> Request:
+    """The request of one of `dp` replicas, the one that holds most sequences."""
+    dp = request.options.dp or 1
+    return replace(request, batch=-(-request.batch // dp)) if dp > 1 else request

@@ -1,0 +1,114 @@
+"""Options that engines have: what a user can turn in one of them and what changes the bytes that it allocates."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from attncalc.errors import AttncalcError, shown
+from attncalc.units import parse_count
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Everything that can be set; None (or False) is not given, and the engine takes its own default.
+
+    `version`: the version to follow, where its rules changed. `block_size`: tokens of a block (of a page).
+    `max_batched_tokens`: tokens that a step may schedule, all batches in flight together. `draft_tokens`: tokens of a
+    draft that a step verifies. `slots`, `ubatch`: sequences served at once, and tokens of a physical batch.
+    `swa_ratio`: tokens of the sliding pool for each of the full one. `pp`: the layers of each pipeline stage, or one
+    number, the stages. `dcp`: GPUs that share the tokens of a replicated cache. `dp`: replicas that share the
+    sequences; with `dp_attention` they lie within `tp` and hold whole sequences.
+    """
+
+    version: str | None = None
+    block_size: int | None = None
+    max_batched_tokens: int | None = None
+    prefix_caching: bool = False
+    no_hybrid_manager: bool = False
+    draft_tokens: int | None = None
+    slots: int | None = None
+    ubatch: int | None = None
+    swa_ratio: "Fraction | int | None" = None
+    pp: tuple[int, ...] | None = None
+    dcp: int | None = None
+    dp: int | None = None
+    dp_attention: bool = False
+
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            value = getattr(self, name)
+            if value is not None:
+                parse_count(value, option(name), minimum=int(name != "draft_tokens"))
+        if self.pp is not None:
+            for n in self.pp:
+                parse_count(n, "--pp")
+        if self.swa_ratio is not None and not 0 < self.swa_ratio <= 1:
+            raise AttncalcError("--swa-ratio", "must be above 0 and at most 1", got=shown(str(self.swa_ratio)))
+        if self.dp_attention and self.dp is None:
+            raise AttncalcError("--dp-attention", "needs the replicas of the attention", hint="Give --dp N")
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of the options that were set."""
+        return tuple(f.name for f in fields(self) if getattr(self, f.name) not in (None, False))
+
+    def record(self) -> dict[str, Any]:
+        """What was set, as it stands in JSON."""
+        plain = {"pp": list, "swa_ratio": str}
+        return {name: plain.get(name, lambda v: v)(getattr(self, name)) for name in self.given}
+
+    def limited(self, known: Iterable[str]) -> "EngineOptions":
+        """Those that an engine has."""
+        return EngineOptions(**{name: getattr(self, name) for name in self.given if name in known})
+
+
+COUNTS = ("block_size", "max_batched_tokens", "draft_tokens", "slots", "ubatch", "dcp", "dp")
+
+
+def option(name: str) -> str:
+    """The name that a user types."""
+    return "--engine-version" if name == "version" else f"--{name.replace('_', '-')}"
+
+
+def read_version(text: str | None, engine: str, oldest: tuple[int, ...], newest: tuple[int, ...]) -> tuple[int, ...]:
+    """`5.14` or `5.14.1` as numbers; the newest where none is given.
+
+    Raises:
+        AttncalcError: it is no version, or one whose rules are not known.
+    """
+    if text is None:
+        return newest
+    parts = text.strip().removeprefix("v").split(".")
+    if not 2 <= len(parts) <= 3 or not all(p.isascii() and p.isdigit() and len(p) < 5 for p in parts):
+        raise AttncalcError("--engine-version", "must be a version such as 0.21 or 5.14.1", got=shown(text))
+    version = tuple(int(p) for p in parts)
+    if not oldest <= version[:2] <= newest:
+        known = " to ".join(".".join(map(str, v)) for v in (oldest, newest))
+        raise AttncalcError("--engine-version", f"{engine} is known from {known}", got=shown(text))
+    return version
+
+
+def read_options(**text: Any) -> EngineOptions:
+    """The options as typed: counts and ratios as text, None where not given."""
+    values = {k: v for k, v in text.items() if v is not None and v is not False}
+    for name in COUNTS:
+        if name in values:
+            values[name] = parse_count(values[name], option(name), minimum=int(name != "draft_tokens"))
+    if "pp" in values:
+        values["pp"] = tuple(parse_count(part.strip(), "--pp") for part in values["pp"].split(","))
+    if "swa_ratio" in values:
+        values["swa_ratio"] = _ratio(values["swa_ratio"])
+    return EngineOptions(**values)
+
+
+def _ratio(text: str) -> "Fraction":
+    """A decimal such as 0.8, or p/q."""
+    import re
+    from fractions import Fraction
+
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9}|/[1-9]\d{0,8})?", text.strip()):
+        raise AttncalcError("--swa-ratio", "must be a number such as 0.8 or 1/4", got=shown(text))
+    return Fraction(text.strip())

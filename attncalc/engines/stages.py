@@ -1,0 +1,53 @@
+"""Pipeline stages: which layers each GPU of a pipeline holds."""
+
+from collections.abc import Sequence
+
+from attncalc.errors import AttncalcError
+from attncalc.model import LayerGroup
+
+
+def stage_sizes(pp: tuple[int, ...], layers: int, engine: str, *, extra: str = "") -> tuple[int, ...]:
+    """The layers of each stage: as named, or divided evenly where `pp` is one number.
+
+    `extra`: where an engine puts what is left over: `last` (one more in each of the last stages), or `before_last`
+    (the same, the last stage left out).
+
+    Raises:
+        AttncalcError: the stages do not add up to the layers, or do not divide them and the engine has no rule.
+    """
+    if len(pp) > 1:
+        if sum(pp) != layers:
+            raise AttncalcError("--pp", f"must add up to {layers} layers", got=f"{sum(pp)}")
+        return pp
+    stages = pp[0]
+    if stages > layers:
+        raise AttncalcError("--pp", f"must be at most {layers}, the layers", got=stages)
+    each, left = divmod(layers, stages)
+    if left and not extra:
+        rule = f"{engine} has no rule of its own for {layers} layers in {stages} stages"
+        raise AttncalcError("--pp", rule, hint=f"Name the layers of each stage, such as --pp {each + left},{each}")
+    end = stages - int(extra == "before_last")
+    return tuple(each + int(end - left <= i < end) for i in range(stages))
+
+
+def stage_groups(groups: Sequence[LayerGroup], sizes: tuple[int, ...]) -> list[tuple[LayerGroup, ...]]:
+    """The groups of every stage; layers behind the last (of MTP) lie on the last stage."""
+    out, first = [], 0
+    for i, size in enumerate(sizes):
+        last = first + size if i + 1 < len(sizes) else None
+        out.append(tuple(g for group in groups if (g := _within(group, first, last))))
+        first += size
+    return out
+
+
+def _within(group: LayerGroup, first: int, last: int | None) -> LayerGroup | None:
+    """The part of a group from layer `first` up to `last`."""
+    kept = [i for i, index in enumerate(group.indices) if first <= index and (last is None or index < last)]
+    if not kept:
+        return None
+    sources = tuple(group.cache_from[i] for i in kept) if group.cache_from else ()
+    for source in sources:
+        if not first <= source < (source + 1 if last is None else last):
+            rule = f"layer {group.indices[kept[0]]} reads the cache of a layer of its own stage"
+            raise AttncalcError("--pp", rule, got=f"layer {source}")
+    return group._replace(indices=tuple(group.indices[i] for i in kept), cache_from=sources)

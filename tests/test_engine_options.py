@@ -1,0 +1,177 @@
+"""Options of engines: what each has, how it is typed, stages and replicas."""
+
+from fractions import Fraction
+
+import pytest
+
+import attncalc
+from attncalc import AttncalcError
+from attncalc.engines import ENGINES, engine
+from attncalc.engines.options import EngineOptions, option, read_options, read_version
+from attncalc.engines.stages import stage_groups, stage_sizes
+from tests.conftest import Command
+from tests.test_sharing import group, load
+
+TYPED = {
+    "version": "0.21",
+    "block_size": "16",
+    "max_batched_tokens": "2k",
+    "prefix_caching": True,
+    "no_hybrid_manager": True,
+    "draft_tokens": "3",
+    "slots": "4",
+    "ubatch": "512",
+    "swa_ratio": "0.8",
+    "pp": "2",
+    "dcp": "2",
+    "dp": "2",
+    "dp_attention": True,
+}
+
+
+def test_options_are_read_as_typed() -> None:
+    made = read_options(**TYPED)
+    assert made.given == tuple(TYPED)
+    assert (made.max_batched_tokens, made.swa_ratio, made.pp) == (2048, Fraction(4, 5), (2,))
+    assert read_options(pp=" 16, 32", draft_tokens="0") == EngineOptions(pp=(16, 32), draft_tokens=0)
+    assert read_options(version=None, prefix_caching=False) == EngineOptions()
+    assert made.record()["pp"] == [2]
+    assert made.record()["swa_ratio"] == "4/5"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("block_size", "0"),
+        ("pp", "2,"),
+        ("pp", ""),
+        ("dcp", "-1"),
+        ("dp", "1.5"),
+        ("slots", "many"),
+        ("swa_ratio", "0"),
+        ("swa_ratio", "1.5"),
+        ("swa_ratio", "1e-1"),
+        ("swa_ratio", "1/0"),
+    ],
+)
+def test_nonsense_is_refused(attncalc: Command, name: str, text: str) -> None:
+    made = attncalc("cache", "llama-3.1-8b", "--engine", "all", option(name), text)
+    assert (made.status, made.out) == (2, "")
+    assert made.err.startswith(option(name))
+    assert len(made.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("given", TYPED)
+def test_an_option_that_an_engine_lacks_is_refused(attncalc: Command, given: str, name: str) -> None:
+    if given in engine(name).options:
+        return
+    value = TYPED[given]
+    words = [option(given)] if value is True else [option(given), str(value)]
+    if given == "dp_attention":
+        words += ["--dp", "2"]
+    made = attncalc("cache", "llama-3.1-8b", "--engine", name, *words)
+    assert made.status == 2
+    assert f"{name} has no such option" in made.err
+
+
+def test_attention_replicas_need_a_number(attncalc: Command) -> None:
+    assert "--dp-attention: needs the replicas" in attncalc("cache", "llama-3.1-8b", "--dp-attention").err
+
+
+@pytest.mark.parametrize(("text", "found"), [(None, (5, 24)), ("5.14", (5, 14)), ("v5.15.1", (5, 15, 1))])
+def test_a_version_is_read(text: str | None, found: tuple[int, ...]) -> None:
+    assert read_version(text, "transformers", (5, 0), (5, 24)) == found
+
+
+@pytest.mark.parametrize("text", ["", "5", "5.x", "4.57", "5.25", "5.1.2.3", "-5.1", "latest"])
+def test_an_unknown_version_is_refused(text: str) -> None:
+    with pytest.raises(AttncalcError, match="--engine-version"):
+        read_version(text, "transformers", (5, 0), (5, 24))
+
+
+def test_transformers_kept_k_and_v_of_every_head_up_to_5_14() -> None:
+    model = attncalc.load("deepseek-v3")
+    old = EngineOptions(version="5.14")
+    # 61 layers, 128 heads of 128 + 64 and 128 values in bf16
+    kept = model.cache(1000, engine="transformers", options=old)
+    assert kept.bytes_total == 61 * 128 * (192 + 128) * 2 * 1000
+    assert [r.bytes for r in kept.reasons] == [kept.bytes_total - 61 * 576 * 2 * 1000]
+    assert model.cache(1000, engine="transformers", options=EngineOptions(version="5.15")).bytes_total == (
+        61 * 576 * 2 * 1000
+    )
+    step = model.flops(1000, engine="transformers", options=old)
+    assert {x.form for x in step.layers} == {"decompressed"}
+    assert step.bytes_cache_read == kept.bytes_total
+
+
+@pytest.mark.parametrize(
+    ("pp", "layers", "extra", "sizes"),
+    [
+        ((16, 32), 48, "", (16, 32)),
+        ((2,), 48, "", (24, 24)),
+        ((1,), 5, "", (5,)),
+        ((4,), 61, "last", (15, 15, 15, 16)),
+        ((4,), 63, "last", (15, 16, 16, 16)),
+        ((4,), 61, "before_last", (15, 15, 16, 15)),
+        ((4,), 63, "before_last", (16, 16, 16, 15)),
+    ],
+)
+def test_layers_are_shared_out_to_stages(pp: tuple[int, ...], layers: int, extra: str, sizes: tuple[int, ...]) -> None:
+    assert stage_sizes(pp, layers, "engine", extra=extra) == sizes
+
+
+@pytest.mark.parametrize(("pp", "match"), [((16, 31), "add up to 48"), ((49,), "at most 48"), ((5,), "no rule")])
+def test_stages_that_do_not_fit_are_refused(pp: tuple[int, ...], match: str) -> None:
+    with pytest.raises(AttncalcError, match=match):
+        stage_sizes(pp, 48, "engine")
+
+
+def test_the_largest_stage_decides(attncalc: Command) -> None:
+    words = ("cache", "deepseek-v3", "-c", "1000", "-b", "3", "--pp", "31,30", "--json")
+    record = attncalc(*words).record
+    (row,) = record["results"]
+    assert row["bytes_total"] == 31 * 576 * 2 * 1000 * 3
+    assert row["stage_layers"] == list(range(31))
+    assert record["inputs"]["engine_options"] == {"pp": [31, 30]}
+    assert any("31 layers" in note for note in record["notes"])
+
+
+def test_mtp_layers_lie_on_the_last_stage() -> None:
+    model = attncalc.load("deepseek-v3")
+    kept = model.cache(1000, mtp=True, options=EngineOptions(pp=(30, 31)))
+    assert kept.bytes_total == 32 * 576 * 2 * 1000
+
+
+def test_a_stage_holds_what_its_layers_read() -> None:
+    model = load(group("0"), group("1"), group("2", source=[0]), group("3", source=[1]))
+    assert stage_groups(model.groups, (4,)) == [model.groups]
+    with pytest.raises(AttncalcError, match="own stage"):
+        stage_groups(model.groups, (2, 2))
+
+
+def test_replicas_share_the_sequences(attncalc: Command) -> None:
+    record = attncalc("cache", "llama-3.1-8b", "-c", "1000", "-b", "5", "--dp", "2", "--json").record
+    (row,) = record["results"]
+    assert row["bytes_total"] == 3 * 131_072 * 1000
+    assert row["bytes_per_sequence"] == 131_072 * 1000
+    assert any("3 of 5 sequences" in note for note in record["notes"])
+
+
+def test_all_puts_every_engine_side_by_side(attncalc: Command) -> None:
+    record = attncalc("cache", "gpt-oss-20b", "-c", "8192", "--engine", "all", "--pp", "12,12", "--json").record
+    assert [r["engine"] for r in record["results"]][:2] == ["logical", "transformers"]
+    assert record["inputs"]["engines"] == list(ENGINES)
+
+
+def test_a_refusal_is_a_note_of_all_and_an_error_alone(attncalc: Command) -> None:
+    words = ("cache", "llama-3.1-8b", "--kv-dtype", "int8", "-c", "1000")
+    record = attncalc(*words, "--engine", "all", "--json").record
+    assert "transformers" not in [r["engine"] for r in record["results"]]
+    assert sum("transformers keeps its cache in" in note for note in record["notes"]) == 1
+    assert attncalc(*words, "--engine", "transformers").status == 2
+
+
+def test_all_says_which_engines_lack_an_option(attncalc: Command) -> None:
+    record = attncalc("cache", "deepseek-v3", "-c", "1000", "--engine", "all", "--dp", "2", "-b", "2", "--json").record
+    assert sum("--dp changes nothing in" in note for note in record["notes"]) == 1
