@@ -14,6 +14,7 @@ from attncalc.inputs import (
     Resolved,
     conventions_record,
     find_models,
+    named_record,
     resolve,
 )
 from attncalc.model import Model
@@ -33,7 +34,7 @@ Row = dict[str, Any]
 
 def _model_inputs(named: list[Named], resolved: list[Resolved], engines: list[str]) -> Row:
     return {
-        "models": [{"given": n.given, "model": n.model.id, "found_by": n.found_by} for n in named],
+        "models": [named_record(n) for n in named],
         "engines": engines,
         "context": _common([r.workload.context for r in resolved]),
         "new_tokens": _common([r.workload.new_tokens for r in resolved]),
@@ -204,7 +205,7 @@ def compare(
     first = resolved[0]
     inputs = {
         "names": names,
-        "models": [{"given": n.given, "model": n.model.id, "found_by": n.found_by} for n in named.values()],
+        "models": [named_record(n) for n in named.values()],
         "like": like,
         "dimensions": asdict(dimensions),
         "context": first.workload.context,
@@ -326,6 +327,16 @@ def models(names: list[str], *, mtp: bool) -> Report:
     from attncalc.report.catalogue import models_report
 
     return models_report(found, single=bool(names), mtp=mtp)
+
+
+def export(names: list[str]) -> str:
+    """`attncalc models --export`: the preset document of one model, as YAML."""
+    from attncalc.export import document_yaml
+    from attncalc.presets import document, find_model
+
+    if len(names) != 1:
+        raise AttncalcError("--export", "writes one model", got=f"{len(names)} names")
+    return document_yaml(document(find_model(names[0])[0]))
 
 
 def variants() -> Report:

@@ -44,6 +44,12 @@ class Named(NamedTuple):
     model: Model
 
 
+def named_record(named: Named) -> dict[str, Any]:
+    """How a model was found, as it stands in JSON; and which reader read its configuration, if it has one."""
+    record = {"given": named.given, "model": named.model.id, "found_by": named.found_by}
+    return record | ({"read_by": named.model.reading.reader} if named.model.reading else {})
+
+
 class Resolved(NamedTuple):
     """What is computed for one model."""
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from attncalc.allocation import Allocation
     from attncalc.engines.options import EngineOptions
     from attncalc.flops import StepCost
+    from attncalc.hf_config import Reading
 
 Norm = Literal["rms", "layer", "layer_bias", "unweighted", "none"]
 """`layer` has a weight and no bias, `unweighted` neither; `none`: there are no norms."""
@@ -91,7 +92,7 @@ class Model:
     """A decoder, or attention layers alone where `vocab_size` is None.
 
     `partial`: weights that the model has and its source does not size; parameters, and FLOPs and bytes of a step,
-    leave them out and say so. Nothing is missing where it is empty.
+    leave them out and say so. Nothing is missing where it is empty. `reading`: how its config.json was read, if it was.
     """
 
     id: str
@@ -112,6 +113,7 @@ class Model:
     notes: tuple[str, ...] = field(default=(), compare=False)
     partial: tuple[str, ...] = field(default=(), compare=False)
     path: str = field(default="", compare=False)
+    reading: "Reading | None" = field(default=None, compare=False, repr=False)
 
     @property
     def num_layers(self) -> int:

@@ -1,7 +1,8 @@
-"""Finding, parsing and building models and devices from files. The only importer of yaml."""
+"""Finding, parsing and building models and devices from files. yaml is imported here and in `export` alone."""
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -72,17 +73,49 @@ def _hf_id(path: Path) -> str:
 
 
 def load(model: str | Path | Mapping[str, Any]) -> "Model":
-    """The model of a preset id, an `hf_id`, a path to a model file, or a document as a mapping.
+    """The model of a preset id, an `hf_id`, a path to a model file or a config.json, or either as a mapping.
 
     Raises:
         AttncalcError: it is not found, or a field of it is not understood.
     """
+    if isinstance(model, Mapping):
+        return build(model, "document", "document")
+    path = model if isinstance(model, Path) else find_model(model)[0]
+    return build(read_document(path), _name(path), _own_name(path))
+
+
+def build(data: object, where: str, name: str) -> "Model":
+    """The model that a preset document describes, or a configuration, which has no id and takes `name`.
+
+    Raises:
+        AttncalcError: a field is missing, unknown, of the wrong type, or contradicts another.
+    """
     from attncalc.document import read_model
 
-    if isinstance(model, Mapping):
-        return read_model(model, "document")
-    path = model if isinstance(model, Path) else find_model(model)[0]
-    return read_model(read_document(path), _name(path))
+    # A preset document has layers and an id, and no configuration has either.
+    if not isinstance(data, Mapping) or not data or {"layers", "id"} & set(data):
+        return read_model(data, where)
+    from attncalc.hf_config import read_config
+
+    reading = read_config(data, where, name)
+    return replace(read_model(reading.document, where), reading=reading)
+
+
+def document(path: Path) -> dict[str, Any]:
+    """The preset document of a model file, or the one that a reader builds from a configuration.
+
+    Raises:
+        AttncalcError: the model is not understood.
+    """
+    data, where = read_document(path), _name(path)
+    reading = build(data, where, _own_name(path)).reading
+    return reading.document if reading else dict(data)  # type: ignore[call-overload]
+
+
+def _own_name(path: Path) -> str:
+    """The name of a file, or of its folder where the file is a config.json."""
+    file = path / "config.json" if path.is_dir() else path
+    return file.resolve().parent.name or file.stem if file.name == "config.json" else file.stem
 
 
 def load_device(name: str) -> "Device":
@@ -129,18 +162,11 @@ def read_document(path: Path) -> object:
         raise AttncalcError(where, "must be UTF-8 text", got=f"byte {error.start} is not") from None
     if path.suffix.lower() == ".gguf":
         raise AttncalcError(where, "GGUF files are not read by this version", hint="Write a model file")
-    data = _json(text, where) if path.suffix.lower() == ".json" else _yaml(text, where)
-    if isinstance(data, dict) and "model_type" in data and "layers" not in data and "id" not in data:
-        rule = "is a Hugging Face configuration, which this version does not read"
-        raise AttncalcError(where, rule, hint="Use a preset, or write a model file as the README shows")
-    return data
+    return _json(text, where) if path.suffix.lower() == ".json" else _yaml(text, where)
 
 
 def _json(text: str, where: str) -> object:
     import json
-
-    def refuse(constant: str) -> object:
-        raise AttncalcError(where, "numbers must be finite", got=constant)
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         out: dict[str, object] = {}
@@ -151,7 +177,7 @@ def _json(text: str, where: str) -> object:
         return out
 
     try:
-        return json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+        return json.loads(text, object_pairs_hook=unique)
     except AttncalcError:
         raise
     except (ValueError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,29 @@ def deliver(report: Report, form: str, output: str | None) -> None:
     Raises:
         AttncalcError: it cannot be written.
     """
+    if form == "table" and output is None and sys.stdout is not None and sys.stdout.isatty():
+        _printed(lambda: _print_table(report))
+    else:
+        deliver_text(text_of(report, form), output)
+
+
+def deliver_text(text: str, output: str | None) -> None:
+    """Print a text, or write it to a file.
+
+    Raises:
+        AttncalcError: it cannot be written.
+    """
     if output is not None:
-        _write_file(Path(output), text_of(report, form).encode("utf-8", "backslashreplace"))
+        _write_file(Path(output), text.encode("utf-8", "backslashreplace"))
         return
     if sys.stdout is None:
         raise AttncalcError("output", "standard output is closed")
+    _printed(lambda: sys.stdout.write(text))
+
+
+def _printed(write: Callable[[], object]) -> None:
     try:
-        if form == "table" and sys.stdout.isatty():
-            _print_table(report)
-        else:
-            sys.stdout.write(text_of(report, form))
+        write()
         sys.stdout.flush()
     except BrokenPipeError:
         raise

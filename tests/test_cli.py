@@ -437,7 +437,7 @@ FILES = {
     "tag.yaml": b"id: !!python/object/apply:os.system ['true']",
     "control.yaml": b"id: \x07",
     "model.gguf": b"GGUF\x03\x00\x00\x00",
-    "hf.json": b'{"model_type": "llama", "hidden_size": 4096}',
+    "hf.json": b'{"model_type": "llama-next", "hidden_size": 4096}',
     "keys.yaml": b"1: 2\n",
     "complex.yaml": b"? {a: b}\n: c\n",
 }

@@ -78,6 +78,10 @@ Count = Annotated[
     typer.Option("--count", help="causal (exact pairs) or dense (what an eager implementation computes)."),
 ]
 Mtp = Annotated[bool, typer.Option("--mtp", help="Add the multi-token-prediction layers.")]
+Export = Annotated[
+    bool,
+    typer.Option("--export", help="Write the model file of one model or config.json, to keep and edit."),
+]
 Logits = Annotated[str, typer.Option("--logits", help="all or last: new tokens that go through the head.")]
 Device = Annotated[str | None, typer.Option("--device", help="Accelerator; `attncalc devices` lists them.")]
 Format = Annotated[str | None, typer.Option("--format", help="table, json, csv or markdown. [default: table]")]

@@ -29,7 +29,9 @@ def model_result(model: "Model", *, mtp: bool) -> Row:
         "parameters_attention": parts["attention"],
         "parameters_by_part": {k: v for k, v in parts.items() if k != "buffers"},
         "buffers_total": parts["buffers"],
-        "defaulted": [],
+        "read_by": model.reading.reader if model.reading else None,
+        "defaulted": model.reading.defaulted if model.reading else [],
+        "fields": [a._asdict() for a in model.reading.log] if model.reading else [],
         "layers": [
             {
                 "indices": list(g.indices),
@@ -70,6 +72,11 @@ def models_report(models: "Sequence[Model]", *, single: bool, mtp: bool) -> Repo
             source = result["source"]
             text.append(f"{result['model']}: {source['where']}, {source['date']}, {source['status']}")
             text += [f"{result['model']}: {note}" for note in result["notes"]]
+            fields = [f for f in result["fields"] if f["how"] != "ignored"]
+            tables.append(Table(f"{result['model']}: fields", _FIELD_COLUMNS, fields))
+            ignored = [f["field"] for f in result["fields"] if f["how"] == "ignored"]
+            if ignored:
+                text.append(f"{result['model']}: fields without effect: {', '.join(ignored)}")
             if result["buffers_total"]:
                 text.append(f"{result['model']}: buffers, not counted as parameters: {result['buffers_total']:,}")
     return Report(
@@ -88,6 +95,20 @@ _GROUP_COLUMNS = (
     Column("variant", "attention"),
     Column("reach", "reach"),
     Column("dimensions", "dimensions"),
+)
+
+
+def _short(value: object) -> str:
+    """A value of a configuration in a cell."""
+    if isinstance(value, (list, dict)) and value:
+        return f"{len(value)} entries"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_FIELD_COLUMNS = (
+    Column("field", "field"),
+    Column("value", "value", _short),
+    Column("how", "how"),
 )
 
 

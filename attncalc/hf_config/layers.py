@@ -1,0 +1,161 @@
+"""From a list of layers to the groups and the rest of a preset document."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from attncalc.hf_config.config import MAX_POSITIONS, MAX_VOCABULARY, Config
+
+Row = dict[str, Any]
+
+
+class Layer(NamedTuple):
+    """One layer, in the words of a preset document."""
+
+    attention: Row | None
+    ffn: Row | None
+    norms: int
+    reach: str | Row | None = "full"
+    cache_from: int | None = None
+
+
+def window(size: int | None) -> str | Row:
+    """The reach of a window, or of none."""
+    return "full" if size is None else {"window": size}
+
+
+def gqa(num_heads: int, num_kv_heads: int, head_dim: int, **options: Any) -> Row:
+    """Softmax attention; options as of the variant, of which a plain one has none."""
+    kind = "mha" if num_kv_heads == num_heads else "mqa" if num_kv_heads == 1 else "gqa"
+    sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "v_head_dim": head_dim}
+    plain = {
+        "rope_dim": head_dim,
+        "bias": "",
+        "qk_norm": "none",
+        "v_norm": False,
+        "gate": "none",
+        "sinks": False,
+        "logit_softcap": False,
+        "shared_kv_weight": False,
+    }
+    return {"variant": kind, **sizes, **plain, **options}
+
+
+def dense(intermediate_size: int, *, gated: bool = True, bias: bool = False) -> Row:
+    """One feed-forward for every token."""
+    return {"kind": "dense", "intermediate_size": intermediate_size, "gated": gated, "bias": bias}
+
+
+def moe(num_experts: int, top_k: int, moe_intermediate_size: int, **options: Any) -> Row:
+    """Experts; options as of the feed-forward, of which a plain one has none."""
+    plain = {
+        "gated": True,
+        "shared_intermediate_size": 0,
+        "bias": False,
+        "router_bias": False,
+        "router_correction": "none",
+        "shared_gate": False,
+    }
+    kind = "latent_moe" if "latent_size" in options else "moe"
+    sizes = {"num_experts": num_experts, "top_k": top_k, "moe_intermediate_size": moe_intermediate_size}
+    return {"kind": kind, **sizes, **plain, **options}
+
+
+def weight(
+    name: str,
+    shape: Sequence[int],
+    indices: Iterable[int] | None = None,
+    total: int = 0,
+    *,
+    operation: str = "none",
+    place: str = "ffn",
+    buffer: bool = False,
+) -> Row:
+    """An extra weight of these layers of `total`, or of the model."""
+    where = None if indices is None else indices_text(indices, total)
+    return {
+        "name": name,
+        "shape": list(shape),
+        "indices": where,
+        "operation": operation,
+        "place": place,
+        "buffer": buffer,
+    }
+
+
+def indices_text(indices: Iterable[int], total: int) -> str:
+    """Layer numbers as a preset writes them: `all`, or indices and slices."""
+    left = sorted(indices)
+    if left == list(range(total)):
+        return "all"
+    parts = []
+    while left:
+        run = max((_run(left, step, total) for step in range(1, 13)), key=len)
+        start, step = run[0], run[1] - run[0] if len(run) > 1 else 1
+        end = "" if run[-1] + step >= total else str(run[-1] + 1)
+        parts.append(str(start) if len(run) == 1 else f"{start}:{end}" + (f":{step}" if step > 1 else ""))
+        left = [i for i in left if i not in set(run)]
+    return ", ".join(parts)
+
+
+def _run(left: list[int], step: int, total: int) -> list[int]:
+    """The longest run of this step from the first layer on; of less than three layers only neighbours count."""
+    present = set(left)
+    run = list(range(left[0], total, step))
+    for n, i in enumerate(run):
+        if i not in present:
+            run = run[:n]
+            break
+    return run if step == 1 or len(run) > 2 else run[:1]
+
+
+def groups(layers: Sequence[Layer]) -> list[Row]:
+    """Equal layers together, in the order of their first."""
+    found: list[tuple[Layer, list[int]]] = []
+    for i, layer in enumerate(layers):
+        like = layer._replace(cache_from=None if layer.cache_from is None else 0)
+        for other, indices in found:
+            if other == like:
+                indices.append(i)
+                break
+        else:
+            found.append((like, [i]))
+    return [
+        {
+            "indices": indices_text(indices, len(layers)),
+            "reach": like.reach,
+            "cache_from": None if like.cache_from is None else [layers[i].cache_from for i in indices],
+            "attention": like.attention,
+            "ffn": like.ffn,
+            "norms": like.norms,
+        }
+        for like, indices in found
+    ]
+
+
+def document(
+    c: Config,
+    layers: Sequence[Layer],
+    *,
+    norm: str = "rms",
+    tie: bool | None = None,
+    softcap: bool = False,
+    max_positions: str = "max_position_embeddings",
+    **rest: Any,
+) -> Row:
+    """A preset document without its identity; `rest` replaces what most models have."""
+    vocab_size = rest.pop("vocab_size", None) or c.count("vocab_size", maximum=MAX_VOCABULARY)
+    return {
+        "hidden_size": c.count("hidden_size"),
+        "num_hidden_layers": len(layers),
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": c.flag("tie_word_embeddings") if tie is None else tie,
+        "max_position_embeddings": c.count(max_positions, maximum=MAX_POSITIONS),
+        "norm": norm,
+        "final_norm": True,
+        "final_logit_softcap": softcap,
+        "kv_cache_dtype": None,
+        "layers": groups(layers),
+        "mtp": None,
+        "extra_weights": [],
+        **rest,
+    }

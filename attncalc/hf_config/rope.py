@@ -1,0 +1,51 @@
+"""How much of a head RoPE rotates, the only thing in its settings that changes a number."""
+
+from attncalc.errors import AttncalcError, suggestion
+from attncalc.hf_config.config import Config
+from attncalc.hf_config.ignored import without_effect
+
+_PART = "partial_rotary_factor"
+_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "main", "compress")
+
+
+def rotated(c: Config, head_dim: int, kind: str = "full_attention", *, part: float | None = None) -> int:
+    """Rotated values of a head in layers of this kind: int(head_dim * partial_rotary_factor), as the code has it.
+
+    `part`: the architecture's own factor where none is given; None where it has none and all of a head is rotated.
+    """
+    factor = _stated(c, kind)
+    if part is None and factor is not None and factor != 1:
+        raise AttncalcError(c.path(_PART), "must be absent or 1 in this architecture", got=factor)
+    if factor is None:
+        factor = part if part is not None else 1.0
+    if not 0 < factor <= 1:
+        raise AttncalcError(c.path(_PART), "must be above 0 and at most 1", got=factor)
+    return int(head_dim * factor)
+
+
+def _stated(c: Config, kind: str) -> float | None:
+    """The factor in the mapping of the layers' kind, in the mapping for all, or beside it."""
+    found = None
+    for name in ("rope_parameters", "rope_scaling"):  # the second, older one prevails where it is not empty
+        if c.null(name):
+            continue
+        mapping = c.inner(name)
+        for inner in mapping.names():
+            if inner in _LAYERS and not mapping.null(inner):
+                nested = mapping.inner(inner)
+                factor = _of_mapping(nested)
+                if inner == kind and factor is not None:
+                    found = factor
+        factor = _of_mapping(mapping)
+        found = factor if factor is not None else found
+    if found is None and not c.null(_PART):
+        found = c.number(_PART)
+    return found
+
+
+def _of_mapping(mapping: Config) -> float | None:
+    for name in mapping.names():
+        if name != _PART and name not in _LAYERS and not without_effect(name, "rope"):
+            hint = suggestion(name, (_PART,))
+            raise AttncalcError(mapping.path(name), "is a field that the reader does not understand", hint=hint)
+    return None if mapping.null(_PART) else mapping.number(_PART)

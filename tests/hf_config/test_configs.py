@@ -1,0 +1,103 @@
+"""Published config.json files against the shipped presets and against what transformers builds, keeps and computes.
+
+A file in `data/configs` bears the name of the preset of its model; `TWINS` are other files of the same model.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attncalc import presets
+from attncalc.dtypes import Formats
+from attncalc.export import document_yaml
+from attncalc.hf_config import READERS
+from attncalc.model import Model
+from attncalc.workload import Conventions
+
+DATA = Path(__file__).parents[1] / "data"
+FILES = {p.stem: p for p in sorted((DATA / "configs").glob("*.json"))}
+TWINS = {
+    "deepseek-v3-0324-nvfp4": "deepseek-v3",
+    "glm-5-fp8": "glm-5",
+    "nemotron-3-nano": "nemotron-3-nano-30b-a3b",
+    "qwen3-32b-fp8": "qwen3-32b",
+    "qwen3-next-80b-a3b-maxtext": "qwen3-next-80b-a3b",
+    "qwen3-next-80b-a3b-thinking": "qwen3-next-80b-a3b",
+    "qwen3-vl-235b-a22b-thinking": "qwen3-vl-235b-a22b",
+    "qwen3-vl-32b-thinking": "qwen3-vl-32b",
+}
+# What a file states and its preset does not, or the reverse, and why.
+DIFFERENCES = {
+    "olmo-3-7b": ({"max_position_embeddings": 8192}, "other copies of the file have another number"),
+}
+TRACES: dict[str, dict[str, Any]] = json.loads((DATA / "traces.json").read_text(encoding="utf-8"))["models"]
+
+
+def config(name: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(FILES[name].read_text(encoding="utf-8"))
+    return data
+
+
+READ = [name for name in FILES if config(name).get("model_type") in READERS]
+TRACED = [(name, run) for name in READ if name in TRACES for run in TRACES[name]["runs"]]
+COUNTED = [(name, run) for name, run in TRACED if TRACES[name]["flops_comparable"]]
+DENSE = Conventions(count="dense")
+
+
+def called(value: object) -> str:
+    return f"{value['context']} tokens" if isinstance(value, dict) else str(value)
+
+
+def shipped(name: str) -> Model | None:
+    """The preset of the model that a file configures."""
+    preset = TWINS.get(name, name)
+    return presets.load(preset) if preset in presets.ids("models") else None
+
+
+@pytest.mark.parametrize("name", [n for n in READ if shipped(n)])
+def test_a_reader_builds_the_shipped_preset(name: str) -> None:
+    model, preset = presets.load(FILES[name]), shipped(name)
+    assert preset is not None
+    differences: dict[str, Any] = DIFFERENCES.get(name, ({}, ""))[0]
+    assert all(getattr(preset, k) != v for k, v in differences.items())
+    assert model == replace(preset, id=name, hf_id=None, **differences)
+
+
+@pytest.mark.parametrize(("name", "run"), TRACED, ids=called)
+def test_cache_equals_transformers(name: str, run: dict[str, int]) -> None:
+    kept = presets.load(FILES[name]).cache(run["context"], engine="transformers", formats=Formats())
+    assert kept.bytes_total == run["cache_bytes"]
+
+
+@pytest.mark.parametrize(("name", "run"), COUNTED, ids=called)
+def test_flops_equal_torch(name: str, run: dict[str, int]) -> None:
+    model, n = presets.load(FILES[name]), run["context"]
+    prompt = model.flops(n, n, engine="transformers", conventions=DENSE)
+    step = model.flops(n + 1, 1, engine="transformers", conventions=DENSE)
+    assert prompt.flops_attention == run["prefill_attention_flops"]
+    assert step.flops_attention == run["decode_attention_flops"]
+
+
+@pytest.mark.parametrize("name", [n for n in READ if TRACES.get(n, {}).get("parameters")])
+def test_parameters_equal_transformers(name: str) -> None:
+    assert presets.load(FILES[name]).parameters() == TRACES[name]["parameters"]
+
+
+@pytest.mark.parametrize("name", READ)
+def test_an_exported_model_file_is_read_back_to_an_equal_model(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(document_yaml(presets.document(FILES[name])), encoding="utf-8")
+    assert presets.load(file) == presets.load(FILES[name])
+
+
+def test_a_folder_and_a_mapping_are_read_alike(tmp_path: Path) -> None:
+    folder = tmp_path / "My Llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config("llama-3.1-8b")), encoding="utf-8")
+    of_file, of_folder = presets.load(FILES["llama-3.1-8b"]), presets.load(folder)
+    assert of_folder.id == presets.load(folder / "config.json").id == "My Llama"
+    assert replace(of_folder, id=of_file.id) == of_file
+    assert replace(presets.load(config("llama-3.1-8b")), id=of_file.id) == of_file
