@@ -212,7 +212,7 @@ def compare(
         "new_tokens": first.workload.new_tokens,
         "batch": first.workload.batch,
         "tp": first.tp,
-        "device": device,
+        "device": accelerator.id if accelerator else None,
     }
     conventions = _one_conventions(resolved)
     dtype = first.conventions.formats.activation

@@ -13,6 +13,7 @@ from attncalc.errors import AttncalcError, shown, suggestion
 from attncalc.units import MAX_COUNT
 
 T = TypeVar("T")
+COUNT_BITS = MAX_COUNT.bit_length() - 1
 
 
 class Fields:
@@ -53,11 +54,11 @@ class Fields:
             raise AttncalcError(self.path(name), "is missing", hint=hint)
         return self._data[name]
 
-    def get(self, name: str, kind: Any) -> Any:
-        """The field as `kind`: int, bool, str, a Literal, or one of these or None."""
-        return self._checked(name, self._raw(name), kind)
+    def get(self, name: str, kind: Any, bits: int = COUNT_BITS) -> Any:
+        """The field as `kind`: int (up to 2^bits), bool, str, a Literal, or one of these or None."""
+        return self._checked(name, self._raw(name), kind, bits)
 
-    def _checked(self, name: str, value: object, kind: Any) -> object:
+    def _checked(self, name: str, value: object, kind: Any, bits: int) -> object:
         if get_origin(kind) is Literal:
             if value not in get_args(kind) or isinstance(value, bool):
                 rule = f"must be one of {', '.join(map(str, get_args(kind)))}"
@@ -72,8 +73,8 @@ class Fields:
             raise AttncalcError(self.path(name), f"must be {words[kind]}", got=shown(value))
         if isinstance(value, str) and not value.isprintable():
             raise AttncalcError(self.path(name), "must be printable text", got=shown(value))
-        if kind is int and not 0 <= value <= MAX_COUNT:
-            raise AttncalcError(self.path(name), "must be between 0 and 2^53", got=shown(value))
+        if kind is int and not 0 <= value <= 2**bits:
+            raise AttncalcError(self.path(name), f"must be between 0 and 2^{bits}", got=shown(value))
         return value
 
     def names(self) -> tuple[str, ...]:
@@ -91,9 +92,9 @@ class Fields:
         """Text that is not empty, or null."""
         return self.text(name) if self.stated(name) else None
 
-    def positive(self, name: str) -> int:
+    def positive(self, name: str, bits: int = COUNT_BITS) -> int:
         """A whole number of at least 1."""
-        value: int = self.get(name, int)
+        value: int = self.get(name, int, bits)
         if value < 1:
             raise AttncalcError(self.path(name), "must be at least 1", got=value)
         return value

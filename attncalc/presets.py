@@ -119,7 +119,7 @@ def _own_name(path: Path) -> str:
 
 
 def load_device(name: str) -> "Device":
-    """The accelerator of a preset id.
+    """The accelerator of a preset id or of another name that a preset states: `a100` is `a100-80gb`.
 
     Raises:
         AttncalcError: no such device; the nearest one is suggested.
@@ -128,9 +128,21 @@ def load_device(name: str) -> "Device":
 
     path = folder("devices") / f"{name.lower()}.yaml"
     if not name.replace("-", "").replace(".", "").isalnum() or not path.is_file():
-        hint = suggestion(name, ids("devices"), f"Known: {', '.join(ids('devices'))}")
-        raise AttncalcError("--device", "no such device", got=shown(name), hint=hint)
+        aliases = {alias: p for p in sorted(folder("devices").glob("*.yaml")) for alias in _aliases(p)}
+        if name.lower() not in aliases:
+            known = ids("devices")
+            hint = suggestion(name, (*known, *aliases), f"Known: {', '.join(known)}")
+            raise AttncalcError("--device", "no such device", got=shown(name), hint=hint)
+        path = aliases[name.lower()]
     return read_device(read_document(path), _name(path))
+
+
+def _aliases(path: Path) -> list[str]:
+    # A line of the file, as with `hf_id`.
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("aliases:"):
+            return [word.strip() for word in line.partition(":")[2].strip(" []").split(",") if word.strip()]
+    return []
 
 
 def _name(path: Path) -> str:

@@ -217,6 +217,20 @@ def test_variants_and_devices(attncalc: Command) -> None:
     }
     devices = attncalc("devices", "--json").record["results"]
     assert {d["device"] for d in devices} >= {"h100", "h200"}
+    called = [name for d in devices for name in (d["device"], *d["aliases"])]
+    assert len(called) == len(set(called))
+    for d in devices:
+        rates = d["dense_flops_per_s"]
+        assert rates["bf16"] == rates["fp16"] > rates["fp32"]
+        assert rates.get("fp8", 2 * rates["bf16"]) == pytest.approx(2 * rates["bf16"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("given", "device"), [("a100", "a100-80gb"), ("A100", "a100-80gb"), ("H100-SXM", "h100"), ("b200", "b200")]
+)
+def test_a_device_has_other_names(attncalc: Command, given: str, device: str) -> None:
+    """The plain names mean the SXM part, of A100 the one with 80 GB; `inputs` says which."""
+    assert attncalc("compare", "mha", "--device", given, "--json").record["inputs"]["device"] == device
 
 
 def test_csv_and_markdown_hold_the_rows(attncalc: Command) -> None:

@@ -143,6 +143,7 @@ def devices_report(devices: "Sequence[Device]") -> Report:
     results: list[Row] = [
         {
             "device": d.id,
+            "aliases": list(d.aliases),
             "name": d.name,
             "memory_bytes": d.memory_bytes,
             "bandwidth_bytes_per_s": d.bandwidth_bytes_per_s,
