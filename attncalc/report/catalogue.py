@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from attncalc.device import Device
 from attncalc.model import Model
-from attncalc.report import Column, Report, Row, Table, bytes_text, count_text, indices_text
+from attncalc.report import Column, Report, Row, Table, count_text, indices_text
 from attncalc.report.cache import stored_as
+from attncalc.units import decimal_bytes
 
 
 def model_result(model: "Model", *, mtp: bool) -> Row:
@@ -156,8 +157,8 @@ def devices_report(devices: "Sequence[Device]") -> Report:
     columns = (
         Column("device", "device"),
         Column("name", "name"),
-        Column("memory_bytes", "memory", bytes_text),
+        Column("memory_bytes", "memory", decimal_bytes),
         Column("bandwidth_bytes_per_s", "bandwidth", lambda v: f"{v / 10**9:,.0f} GB/s"),
-        Column("bf16", "dense bf16", lambda v: f"{v / 10**12:,.1f} TFLOP/s" if v else "-"),
+        Column("bf16", "dense bf16", lambda v: f"{v / 10**12:,.0f} TFLOP/s" if v else "-"),
     )
     return Report("devices", {}, {}, results, (Table("", columns, rows),))
