@@ -12,6 +12,7 @@ from attncalc.attention.dsa import DSA
 from attncalc.attention.gdn import GDN
 from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
+from attncalc.attention.gqa_concat import ConcatGQA
 from attncalc.attention.gqa_index import IndexedGQA
 from attncalc.attention.gta import GTA
 from attncalc.attention.kda import KDA
@@ -97,6 +98,10 @@ BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
     "mha": lambda d: GQA(d.hidden_size, d.heads, d.heads, d.head_dim, d.v_head_dim, d.head_dim),
     "gqa": lambda d: GQA(d.hidden_size, d.heads, d.kv_heads, d.head_dim, d.v_head_dim, d.head_dim),
     "mqa": lambda d: GQA(d.hidden_size, d.heads, 1, d.head_dim, d.v_head_dim, d.head_dim),
+    # Zamba's: the hidden state beside the embedding, no RoPE.
+    "gqa-concat": lambda d: ConcatGQA(
+        d.hidden_size, d.heads, d.kv_heads, d.head_dim, d.v_head_dim, input_size=2 * d.hidden_size
+    ),
     "mla": lambda d: MLA(
         d.hidden_size,
         d.heads,
@@ -219,7 +224,7 @@ def dimensions_like(attention: Attention) -> Dimensions:
             hidden_size=attention.hidden_size,
             heads=attention.num_heads,
             # gqa keeps its 8 groups where the model is an MHA or MQA.
-            kv_heads=attention.num_kv_heads if attention.variant == "gqa" else 8,
+            kv_heads=attention.num_kv_heads if 1 < attention.num_kv_heads < attention.num_heads else 8,
             head_dim=attention.head_dim,
             v_head_dim=attention.v_head_dim,
             qk_nope_head_dim=attention.head_dim,

@@ -223,7 +223,7 @@ def _source(source: str, asked: ConvertOptions) -> tuple[GQA, list[str]]:
     start = GQA(base.hidden_size, base.heads, base.kv_heads, base.head_dim, base.head_dim, base.head_dim)
     if asked.like is not None:
         model = find_models([asked.like], [])[0].model
-        found = next((g.attention for g in model.groups if isinstance(g.attention, GQA)), None)
+        found = next((g.attention for g in model.groups if type(g.attention) is GQA), None)
         if found is None:
             raise AttncalcError("--like", "must name a model with mha, gqa or mqa layers", got=shown(asked.like))
         start = plain(found)

@@ -124,6 +124,21 @@ def test_flops_of_sparse_attention_equal_torch_but_for_the_sum_over_index_heads(
             assert cost.flops_attention + 2 * indexers * heads * new_tokens * context == counted
 
 
+@pytest.mark.parametrize("run", TRACES["zamba2-2.7b"]["runs"], ids=name)
+def test_zamba2_equals_transformers_outside_its_mamba_layers(run: dict[str, int]) -> None:
+    """With the options that the preset states; the trace has the FLOPs of the shared attention alone."""
+    model, n = presets.load("zamba2-2.7b"), run["context"]
+    assert model.parameters() == 2_662_214_560
+    # Feed-forwards, adapters, linears and head: what torch counted outside attention and Mamba-2.
+    others = {64: (112_029_859_840, 1_750_466_560), 5000: (8_752_332_800_000, 1_750_466_560)}[n]
+    steps = ((n, n, "prefill", others[0]), (n + 1, 1, "decode", others[1]))
+    for context, new_tokens, phase, rest in steps:
+        cost = model.flops(context, new_tokens, engine="transformers", conventions=DENSE)
+        shared = sum(x.flops_attention for x in cost.layers if x.group.variant == "gqa-concat")
+        assert shared == run[f"{phase}_attention_flops"]
+        assert cost.flops_ffn + cost.flops_head == rest
+
+
 # All that torch counted in the whole model, of a prompt and of the token after it.
 WHOLE = [(64, 575_544_850_432, 8_993_175_008), (5000, 52_040_691_040_000, 9_378_756_064)]
 

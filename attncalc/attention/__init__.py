@@ -25,6 +25,7 @@ VARIANTS = {
     "mha": Entry(f"{_HERE}.gqa", "GQA", "softmax attention, a KV head for each query head"),
     "gqa": Entry(f"{_HERE}.gqa", "GQA", "softmax attention, a KV head for a group of heads"),
     "mqa": Entry(f"{_HERE}.gqa", "GQA", "softmax attention, one KV head for all"),
+    "gqa-concat": Entry(f"{_HERE}.gqa_concat", "ConcatGQA", "GQA over hidden state and embedding, concatenated"),
     "mla": Entry(f"{_HERE}.mla", "MLA", "one cached latent and one RoPE key for all heads"),
     "mla-split": Entry(f"{_HERE}.mla_split", "MLASplit", "cached latents for K and V apart, no RoPE key"),
     "gta": Entry(f"{_HERE}.gta", "GTA", "V is a group's one state, K is it beside a RoPE key"),

@@ -116,6 +116,12 @@ class Attention(Protocol):
         """Query heads, the KV heads of an MHA of the same size."""
 
 
+def input_size(spec: Attention) -> int:
+    """Width of what a layer reads: D, or `input_size` where it reads more than the hidden state."""
+    size: int = getattr(spec, "input_size", spec.hidden_size)
+    return size
+
+
 def cached_form(spec: Attention, form: str) -> str:
     """The form whose tensors are kept: K and V only where the form itself is decompressed."""
     return form if form == "decompressed" else spec.forms[0]

@@ -5,7 +5,7 @@ Query head i reads KV head i // (H / G). Sources: Vaswani et al. 2017 section 3.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from attncalc.attention.base import Attention, HeadShape, Step, check_tp, require
 from attncalc.axes import Axes, Dim, Weight
@@ -61,6 +61,7 @@ class GQA:
 
     forms: ClassVar[tuple[str, ...]] = ("direct",)
     source: ClassVar[str] = "arXiv 1706.03762 section 3.2; arXiv 1911.02150; arXiv 2305.13245"
+    input_axis: ClassVar[str] = "D"
 
     def __post_init__(self) -> None:
         require(self, "hidden_size", "num_heads", "num_kv_heads", "head_dim", "v_head_dim")
@@ -104,11 +105,12 @@ class GQA:
 
     def weights(self, form: str) -> tuple[Weight, ...]:  # noqa: ARG002
         """D*H*d + D*G*(d + e) + H*e*D, and what the options add. Linear weights are [out, in]."""
-        shapes = {"q_proj.weight": "(g j d) D"}
+        i = self.input_axis
+        shapes = {"q_proj.weight": f"(g j d) {i}"}
         if self.own_kv:
-            shapes["k_proj.weight"] = "(g d) D"
+            shapes["k_proj.weight"] = f"(g d) {i}"
             if not self.shared_kv_weight:
-                shapes["v_proj.weight"] = "(g e) D"
+                shapes["v_proj.weight"] = f"(g e) {i}"
         shapes["o_proj.weight"] = "D (g j e)"
         biases = {"q": "(g j d)", "k": "(g d)", "v": "(g e)", "o": "D"}
         shapes |= {f"{p}_proj.bias": biases[p] for p in self.bias if f"{p}_proj.weight" in shapes}
@@ -122,7 +124,7 @@ class GQA:
             if self.own_kv:
                 shapes["k_norm.weight"] = k_norm
         if self.gate != "none":
-            shapes["gate_proj.weight"] = "(g j e) D" if self.gate == "full" else "(g j) D"
+            shapes["gate_proj.weight"] = f"(g j e) {i}" if self.gate == "full" else f"(g j) {i}"
         if self.sinks:
             shapes["sinks"] = "h"
         axes = self._axes
@@ -141,27 +143,28 @@ class GQA:
     def ops(self, step: Step, form: str, *, cached: str) -> Ops:  # noqa: ARG002
         """Projections, scores 2*B*H*d*N, values 2*B*H*e*N, output; N attended pairs."""
         axes: Axes = self._axes | step.axes
-        x, q, o = activation("x", "b t D"), activation("q", "b g j t d"), activation("attn", "b g j t e")
+        i = self.input_axis
+        x, q, o = activation("x", f"b t {i}"), activation("q", "b g j t d"), activation("attn", "b g j t e")
         scores = on_chip("scores", "b g j t s")
-        products: list[Contraction] = [product("q_proj", x, weight("q_proj", "g j d D"), q, axes)]
+        products: list[Contraction] = [product("q_proj", x, weight("q_proj", f"g j d {i}"), q, axes)]
         if self.own_kv:
             new_k = Part("k", "b g t d", "cache_write", "key")
             new_v = Part("v", "b g t e", "cache_write", "value")
             made_by_k = (new_k, new_v) if self.shared_kv_weight else (new_k,)
             k_out = Term("b g t d", made_by_k)
-            products.append(product("k_proj", x, weight("k_proj", "g d D"), k_out, axes))
+            products.append(product("k_proj", x, weight("k_proj", f"g d {i}"), k_out, axes))
             if not self.shared_kv_weight:
-                products.append(product("v_proj", x, weight("v_proj", "g e D"), new_v, axes))
+                products.append(product("v_proj", x, weight("v_proj", f"g e {i}"), new_v, axes))
         products += [
             step.coupled("score", q, Part("k", "b g s d", "cache", "key"), scores, axes),
             step.coupled("value", scores, Part("v", "b g s e", "cache", "value"), o, axes),
         ]
         if self.gate == "full":
             gate = activation("gate", "b g j t e")
-            products.append(product("gate_proj", x, weight("gate_proj", "g j e D"), gate, axes))
+            products.append(product("gate_proj", x, weight("gate_proj", f"g j e {i}"), gate, axes))
         elif self.gate == "head":
             gate = activation("gate", "b g j t")
-            products.append(product("gate_proj", x, weight("gate_proj", "g j D"), gate, axes))
+            products.append(product("gate_proj", x, weight("gate_proj", f"g j {i}"), gate, axes))
         products.append(product("o_proj", o, weight("o_proj", "D (g j e)"), activation("y", "b t D"), axes))
         return Ops(tuple(products), self._rowwise(step, axes))
 
@@ -196,7 +199,7 @@ class GQA:
         """H."""
         return self.num_heads
 
-    def shard(self, tp: int) -> "GQA":
+    def shard(self, tp: int) -> Self:
         """H / tp query heads and max(1, G / tp) KV heads: a KV head is replicated once tp exceeds G.
 
         A QK-norm over all heads is split with them.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attncalc.attention.base import input_size
 from attncalc.attention.torch_base import Cache, CountOperations
 from attncalc.errors import AttncalcError
 from attncalc.measure.hardware import (
@@ -190,7 +191,7 @@ def _filled(
 
     Where another layer owns the cache, that layer makes it, and runs the step before the one that reads it.
     """
-    width = case.attention.hidden_size
+    width = input_size(case.attention)
     cache = Cache(capacity=w.context, lends=owner is not None)
     chunk = w.context if device == "meta" else FILL_CHUNK
     for start in range(0, w.context - w.new_tokens, chunk):
@@ -223,7 +224,7 @@ def _error(layer: nn.Module, case: Case, settings: Settings) -> tuple[float, flo
         wide_owner.load_state_dict({k: v.to(wide) for k, v in owner.state_dict().items()})
     context = min(case.workload.context, CHECKED_CONTEXT)
     new_tokens = context if case.phase == "prefill" else min(case.workload.new_tokens, context)
-    x = torch.randn(1, context, case.attention.hidden_size, device=device, dtype=dtype)
+    x = torch.randn(1, context, input_size(case.attention), device=device, dtype=dtype)
     outputs = []
     for module, lender, values in ((layer, owner, x), (reference, wide_owner, x.to(wide))):
         cache = Cache(lends=lender is not None)

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from attncalc.attention import gqa_torch, mla_split_torch, mla_torch, state_torch
-from attncalc.attention.base import Attention, cached_form
+from attncalc.attention.base import Attention, cached_form, input_size
 from attncalc.attention.convert_torch import mla_of
 from attncalc.attention.csa import CSA
 from attncalc.attention.dsa import DSA
 from attncalc.attention.gdn import GDN
 from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
+from attncalc.attention.gqa_concat import ConcatGQA
 from attncalc.attention.gqa_index import IndexedGQA
 from attncalc.attention.gta import GTA
 from attncalc.attention.kda import KDA
@@ -77,8 +78,8 @@ def layer_of(spec: Attention, reach: Reach, form: str, **options: Any) -> nn.Mod
 
 
 def inputs(spec: Attention, tokens: int = TOKENS) -> Tensor:
-    """[2, T, D]."""
-    return torch.randn(2, tokens, spec.hidden_size, dtype=torch.float64)
+    """[2, T, D], or what the layer reads beside D."""
+    return torch.randn(2, tokens, input_size(spec), dtype=torch.float64)
 
 
 def convert(layer: nn.Module, form: str) -> nn.Module:
@@ -257,6 +258,7 @@ def decode() -> Iterator[Proof]:
         ),
         "mqa, window 5": (GQA(32, 4, 1, 8, 8, 8), Reach("window", 5)),
         "gqa, chunk 4": (GQA(32, 4, 2, 8, 8), Reach("chunk", 4)),
+        "gqa-concat": (ConcatGQA(32, 4, 2, 8, 6, input_size=48), FULL),
         "mla": (SMALL, FULL),
         "mla, gate": (replace(SMALL, gate="full"), FULL),
         "dsa": (SPARSE, FULL),

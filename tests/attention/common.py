@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from attncalc.attention.base import Attention, Step
+from attncalc.attention.base import Attention, Step, input_size
 from attncalc.attention.torch_base import Cache, CountOperations
 from attncalc.dtypes import Formats
 from attncalc.ops import Contraction
@@ -36,7 +36,7 @@ def make(cls: Any, spec: Any, reach: Reach = FULL, form: str | None = None, **op
 
 def sequence(spec: Any, tokens: int = TOKENS, batch: int = BATCH) -> Any:
     torch.manual_seed(1)
-    return torch.randn(batch, tokens, spec.hidden_size, dtype=torch.float64)
+    return torch.randn(batch, tokens, input_size(spec), dtype=torch.float64)
 
 
 def run(layer: Any, x: Any, *splits: int, cache: Cache | None = None) -> Any:
@@ -84,7 +84,7 @@ def check_definition(cls: Any, spec: Any, reach: Reach, heads: Any) -> None:
     x = sequence(spec, 8)
     layer = make(cls, spec, reach)
     w = {name: p.detach() for name, p in layer.named_parameters()}
-    expected = torch.zeros_like(x)
+    expected = x.new_zeros(*x.shape[:2], spec.hidden_size)
     for b, row in enumerate(x):
         made = [heads(w, token, t) for t, token in enumerate(row)]
         for t in range(len(row)):
@@ -139,10 +139,11 @@ def check_contract(cls: Any, spec: Attention, reach: Reach) -> None:
             cache, context = Cache(), 0
             for new_tokens in [n for n in steps[:1] if n > 1] if whole_prompt_only else steps:
                 context += new_tokens
-                x = torch.empty(BATCH, new_tokens, spec.hidden_size, dtype=torch.bfloat16, device="meta")
+                x = torch.empty(BATCH, new_tokens, input_size(spec), dtype=torch.bfloat16, device="meta")
                 with CountOperations() as counted, torch.inference_mode():
                     out = layer(x, cache)
-                assert (out.shape, out.dtype, cache.length) == (x.shape, x.dtype, context)
+                assert out.shape == (BATCH, new_tokens, spec.hidden_size)
+                assert (out.dtype, cache.length) == (x.dtype, context)
                 check_cache(cache, spec, reach, cached, context)
                 step = Step(Workload(context, new_tokens, BATCH), reach, "dense")
                 expected = by_name(spec.ops(step, form, cached=cached).contractions)
