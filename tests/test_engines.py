@@ -1,5 +1,6 @@
 """Engines: what each keeps, reads and writes, and why it differs from the logical cache."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,6 +105,16 @@ def test_mimo_counts_its_window_without_the_current_token() -> None:
     a, b = (model.flops(TOKENS, engine=e) for e in ENGINES)
     # one pair more in each windowed layer: 2 * 64 heads * (192 + 128)
     assert b.total - a.total == sum(x.layers for x in windows) * 2 * 64 * (192 + 128)
+
+
+def test_gpt_neo_keeps_all_keys_of_its_local_layers() -> None:
+    model = replace(load(group("0", reach={"window": 8})), model_type="gpt_neo")
+    full = load(group("0"))
+    logical, kept = (model.cache(TOKENS, engine=e) for e in ENGINES)
+    assert logical.bytes_total == model.cache(8).bytes_total
+    assert kept.bytes_total == full.cache(TOKENS).bytes_total
+    assert model.flops(TOKENS, engine="transformers").total == full.flops(TOKENS).total
+    assert sum(r.bytes for r in kept.reasons) == kept.bytes_total - logical.bytes_total
 
 
 def test_a_window_of_one_token_is_refused() -> None:

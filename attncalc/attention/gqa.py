@@ -38,10 +38,10 @@ class GQA:
 
     `rope_dim`: rotated values of a head, 0 for NoPE. `bias`: which of q, k, v, o have one. `qk_norm`: RMSNorm with
     one weight for all heads (`head`), over all heads together (`full`), without a weight (`unweighted`), or
-    LayerNorm with a weight for each head (`per_head`). `v_norm` has no weight. `gate`: a sigmoid on the output,
-    for each value (`full`) or head (`head`). `sinks`: a learned logit for each head that takes no value
-    (gpt-oss). `shared_kv_weight`: V is made by the K projection (Gemma 4), which saves weights, not cache.
-    `own_kv` false: K and V are another layer's.
+    LayerNorm with a weight for each head (`per_head`), or with weight and bias for all of them (`head_bias`).
+    `v_norm` has no weight. `gate`: a sigmoid on the output, for each value (`full`) or head (`head`). `sinks`: a
+    learned logit for each head that takes no value (gpt-oss). `shared_kv_weight`: V is made by the K projection
+    (Gemma 4), which saves weights, not cache. `own_kv` false: K and V are another layer's.
     """
 
     hidden_size: int
@@ -51,7 +51,7 @@ class GQA:
     v_head_dim: int
     rope_dim: int = 0
     bias: str = ""
-    qk_norm: Literal["none", "head", "full", "per_head", "unweighted"] = "none"
+    qk_norm: Literal["none", "head", "full", "per_head", "head_bias", "unweighted"] = "none"
     v_norm: bool = False
     gate: Literal["none", "full", "head"] = "none"
     sinks: bool = False
@@ -118,11 +118,14 @@ class GQA:
             "head": ("d", "d"),
             "full": ("(g j d)", "(g d)"),
             "per_head": ("h d", "g d"),
+            "head_bias": ("d", "d"),
         }
         if self.qk_norm in norms:
             shapes["q_norm.weight"], k_norm = norms[self.qk_norm]
             if self.own_kv:
                 shapes["k_norm.weight"] = k_norm
+        if self.qk_norm == "head_bias":
+            shapes |= {f"{p}_norm.bias": "d" for p in "qk" if f"{p}_norm.weight" in shapes}
         if self.gate != "none":
             shapes["gate_proj.weight"] = f"(g j e) {i}" if self.gate == "full" else f"(g j) {i}"
         if self.sinks:
@@ -173,7 +176,7 @@ class GQA:
         kept = [p for p in "qkvo" if self.own_kv or p not in "kv"]
         out = [Rowwise(f"{p}_bias", shapes[p], BIAS, axes) for p in self.bias if p in kept]
         if self.qk_norm != "none":
-            each = LAYER_NORM - 1 if self.qk_norm == "per_head" else RMS_NORM  # no bias
+            each = {"per_head": LAYER_NORM - 1, "head_bias": LAYER_NORM}.get(self.qk_norm, RMS_NORM)
             out += [Rowwise(f"{p}_norm", shapes[p], each, axes) for p in "qk" if p in kept]
         if self.v_norm and self.own_kv:
             out.append(Rowwise("v_norm", shapes["v"], RMS_NORM - 1, axes))  # no weight

@@ -121,7 +121,8 @@ class Layer(nn.Module):
         if self.spec.qk_norm == "unweighted":
             return rms_norm(x, None, self.eps)
         weight = self.get_parameter(f"{side}_norm.weight")
-        if self.spec.qk_norm == "per_head":
+        if self.spec.qk_norm in ("per_head", "head_bias"):
             wide = x if x.dtype == torch.float64 else x.float()
-            return nn.functional.layer_norm(wide, wide.shape[-1:], eps=self.eps).to(x.dtype) * weight
+            normed = nn.functional.layer_norm(wide, wide.shape[-1:], eps=self.eps).to(x.dtype) * weight
+            return normed + self.get_parameter(f"{side}_norm.bias") if self.spec.qk_norm == "head_bias" else normed
         return rms_norm(x, weight, self.eps)

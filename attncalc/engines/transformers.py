@@ -2,7 +2,7 @@
 
 Sources: transformers 5.24.0 `cache_utils.py` (DynamicSlidingWindowLayer), `masking_utils.py`,
 `models/deepseek_v3/modeling_deepseek_v3.py`, `models/deepseek_v32`, `models/glm_moe_dsa`,
-`models/mimo_v2_flash`, `models/falcon`.
+`models/mimo_v2_flash`, `models/falcon`, `models/gpt_neo`.
 """
 
 from attncalc.allocation import Request
@@ -17,7 +17,7 @@ from attncalc.engines.options import EngineOptions, read_version
 from attncalc.errors import AttncalcError
 from attncalc.model import LayerGroup, Model
 from attncalc.ops import Contraction, Ops, Part, Term
-from attncalc.reach import Reach
+from attncalc.reach import FULL, Reach
 from attncalc.workload import Workload
 
 DTYPES = ("fp32", "bf16", "fp16")
@@ -91,7 +91,12 @@ class Transformers(Layered):
         return Execution(own, cached)
 
     def attended(self, model: Model, group: LayerGroup) -> Reach:
-        """MiMo-V2 counts its window without the current token; a chunk is masked exactly."""
+        """MiMo-V2 counts its window without the current token; a chunk is masked exactly.
+
+        GPT-Neo masks its local layers over all keys, all of which it keeps.
+        """
+        if model.model_type == "gpt_neo":
+            return FULL
         if model.model_type == "mimo_v2_flash" and group.reach.kind == "window":
             return Reach("window", group.reach.size + 1)
         return group.reach
@@ -124,6 +129,8 @@ class Transformers(Layered):
             return "Falcon broadcasts K and V to all query heads before caching"
         if isinstance(group.attention, CSA):
             return transformers_v4.rule(group.attention)
+        if group.reach.kind == "window" and model.model_type == "gpt_neo":
+            return "GPT-Neo keeps and computes all keys in its local layers, and masks those outside the window"
         if group.reach.kind == "window" and model.model_type == "mimo_v2_flash":
             return "MiMo-V2's window leaves out the current token: as many are kept, one more is attended"
         if group.reach.kind == "window":

@@ -31,6 +31,7 @@ FEATURES = {
     "norm of a head": replace(BASE, qk_norm="head"),
     "norm of all heads": replace(BASE, qk_norm="full"),
     "norm for each head": replace(BASE, qk_norm="per_head"),
+    "norm of a head with a bias": replace(BASE, qk_norm="head_bias"),
     "norm without a weight": replace(BASE, qk_norm="unweighted"),
     "norm of v": replace(BASE, v_norm=True),
     "gate": replace(BASE, gate="full", v_head_dim=10),
@@ -114,6 +115,9 @@ def definition(layer: Layer, x: Any) -> Any:
                 (h - h.mean()) / (h.var(unbiased=False) + layer.eps).sqrt() * each
                 for h, each in zip(heads, weight, strict=True)
             ]
+        if spec.qk_norm == "head_bias":
+            bias = w[f"{side}_norm.bias"]
+            return [(h - h.mean()) / (h.var(unbiased=False) + layer.eps).sqrt() * weight + bias for h in heads]
         return [rms(h, 1.0 if weight is None else weight) for h in heads]
 
     def rotated(row: Any, position: int) -> Any:
