@@ -26,7 +26,7 @@ LAYERS = (
     ("attncalc.model",),
     ("attncalc.fields",),
     ("attncalc.document", "attncalc.hf_config", "attncalc.export"),
-    ("attncalc.device", "attncalc.presets", "attncalc.dimensions"),
+    ("attncalc.device", "attncalc.hub", "attncalc.presets", "attncalc.dimensions"),
     ("attncalc.engines", "attncalc.allocation", "attncalc.flops", "attncalc.compare", "attncalc.explain"),
     ("attncalc.inputs",),
     ("attncalc.measure", "attncalc.verify"),
@@ -137,7 +137,8 @@ def may_import_torch(module: str) -> bool:
     name = module.rpartition(".")[2]
     if within(module, "attncalc.attention"):
         return name.endswith("_torch") or name in ("torch_base", "rotary")
-    return module in ("attncalc.measure.hardware", "attncalc.measure.run") or within(module, "attncalc.verify")
+    measuring = tuple(f"attncalc.measure.{name}" for name in ("hardware", "reference", "run"))
+    return module in measuring or within(module, "attncalc.verify")
 
 
 @pytest.mark.parametrize("module", SOURCES)
