@@ -37,6 +37,15 @@ class Request:
         return Workload(context=self.context, batch=self.batch)
 
 
+class Page(NamedTuple):
+    """A layer's part of a block: the tensors in it, the tokens (0 of a state) and bytes, and blocks of a sequence."""
+
+    tensors: tuple[str, ...]
+    block_tokens: int
+    bytes: int
+    blocks: int
+
+
 class LayerCache(NamedTuple):
     """The cache of one group of equal layers; `tensors` are one layer's, `padding` its bytes beyond them."""
 
@@ -47,6 +56,7 @@ class LayerCache(NamedTuple):
     growth_bits: "int | Fraction"
     bytes_fixed: int
     padding: int = 0
+    pages: tuple[Page, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -57,6 +67,14 @@ class LayerCache(NamedTuple):
     def bytes(self) -> int:
         """Of all layers of the group."""
         return self.layers * (total_bytes(self.tensors) + self.padding)
+
+
+class Stage(NamedTuple):
+    """What one stage of a pipeline holds."""
+
+    layers: tuple[int, ...]
+    bytes_total: int
+    bytes_overhead: int = 0
 
 
 class Reason(NamedTuple):
@@ -111,14 +129,15 @@ class Allocation(NamedTuple):
     options: EngineOptions = EngineOptions()
     pools: tuple[Pool, ...] = ()
     state_page_bytes: int | None = None
-    stage: tuple[int, ...] = ()
+    stages: tuple[Stage, ...] = ()
 
     @property
     def shares(self) -> tuple[str, ...]:
         """Whose part this is, where GPUs share layers or sequences: in words."""
         out = []
-        if self.stage:
-            out.append(f"numbers are of the pipeline stage that holds most, {len(self.stage)} layers")
+        if self.stages:
+            largest = max(self.stages, key=lambda stage: stage.bytes_total)
+            out.append(f"numbers are of the pipeline stage that holds most, {len(largest.layers)} layers")
         if self.sequences != self.batch:
             out.append(f"numbers are of the replica that holds most, {self.sequences} of {self.batch} sequences")
         return tuple(out)
@@ -192,7 +211,6 @@ def allocate(
     check_options(profile, options)
     request = Request(context, batch, formats, form, parse_count(tp, "tp"), mtp, options)
     _ = request.workload  # refuses what are no counts
-    profile.check_formats(formats)
     check_form_known(model, form)
     made = profile.allocate(model, request)
     if formats.index is not None and not any(t.name == "index_k" for layer in made.layers for t in layer.tensors):
@@ -200,10 +218,15 @@ def allocate(
     return made
 
 
-def replicated(pairs: "Iterable[tuple[Tensor, Tensor]]", tp: int) -> tuple[str, ...]:
-    """What a split does not divide by `tp`, in words; each pair is a tensor of one GPU and of one of `tp`."""
+def replicated(pairs: "Iterable[tuple[Tensor, Tensor]]", tp: int, dcp: int = 1) -> tuple[str, ...]:
+    """What a split does not divide by `tp`, in words; each pair is a tensor of one GPU and of one of `tp`.
+
+    `dcp` GPUs share the tokens of what would be copies; a state has no tokens.
+    """
     found: dict[str, str] = {}
-    for all_heads, one in pairs:
+    for all_heads, part in pairs:
+        shared = dcp if not part.name.endswith("state") else 1
+        one = part._replace(bytes=-(-part.bytes // shared))
         if one.bytes * tp > all_heads.bytes:
             times, rest = divmod(tp * one.bytes, all_heads.bytes)
             found[one.name] = f"{one.name} is held {times} times over by the {tp} GPUs"

@@ -1,5 +1,6 @@
 """What a step costs: FLOPs and bytes by operation, layer group and model."""
 
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -170,7 +171,7 @@ def step_cost(
     conventions = conventions or Conventions(formats=model_formats(model))
     profile, options = find_engine(engine), options or EngineOptions()
     check_options(profile, options)
-    profile.check_formats(conventions.formats)
+    conventions = replace(conventions, formats=profile.formats(model, conventions.formats))
     check_form_known(model, conventions.form)
     groups = model.layer_groups(mtp=conventions.mtp)
     layers = tuple(layer_cost(model, profile, g, workload, conventions, tp, options) for g in groups)

@@ -8,7 +8,7 @@ import attncalc
 from attncalc import AttncalcError
 from attncalc.engines import ENGINES, engine
 from attncalc.engines.options import EngineOptions, option, read_options, read_version
-from attncalc.engines.stages import stage_groups, stage_sizes
+from attncalc.engines.stages import stage_layers, stage_sizes, within
 from tests.conftest import Command
 from tests.test_sharing import group, load
 
@@ -132,7 +132,10 @@ def test_the_largest_stage_decides(attncalc: Command) -> None:
     record = attncalc(*words).record
     (row,) = record["results"]
     assert row["bytes_total"] == 31 * 576 * 2 * 1000 * 3
-    assert row["stage_layers"] == list(range(31))
+    assert [(s["layers"], s["bytes_total"]) for s in row["stages"]] == [
+        (list(range(31)), 31 * 576 * 2 * 1000 * 3),
+        (list(range(31, 61)), 30 * 576 * 2 * 1000 * 3),
+    ]
     assert record["inputs"]["engine_options"] == {"pp": [31, 30]}
     assert any("31 layers" in note for note in record["notes"])
 
@@ -145,9 +148,12 @@ def test_mtp_layers_lie_on_the_last_stage() -> None:
 
 def test_a_stage_holds_what_its_layers_read() -> None:
     model = load(group("0"), group("1"), group("2", source=[0]), group("3", source=[1]))
-    assert stage_groups(model.groups, (4,)) == [model.groups]
+    (every,) = stage_layers(range(4), (4,))
+    assert [within(g, every) for g in model.groups] == list(model.groups)
+    first, second = stage_layers(range(4), (2, 2))
+    assert [g and g.indices for g in (within(g, first) for g in model.groups)] == [(0,), (1,), None, None]
     with pytest.raises(AttncalcError, match="own stage"):
-        stage_groups(model.groups, (2, 2))
+        within(model.groups[2], second)
 
 
 def test_replicas_share_the_sequences(attncalc: Command) -> None:

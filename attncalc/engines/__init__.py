@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 ENGINES = {
     "logical": "attncalc.engines.logical",
     "transformers": "attncalc.engines.transformers",
+    "vllm": "attncalc.engines.vllm",
 }
 
 

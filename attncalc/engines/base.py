@@ -33,8 +33,12 @@ class Engine(Protocol):
             AttncalcError: the engine does not run this model, this split or these formats.
         """
 
-    def check_formats(self, formats: Formats) -> None:
-        """Refuse a storage format that the engine does not have."""
+    def formats(self, model: Model, formats: Formats) -> Formats:
+        """The formats that the engine keeps: those asked for, and its own where nothing was.
+
+        Raises:
+            AttncalcError: the engine does not have one of them.
+        """
 
     def execution(
         self, attention: Attention, workload: Workload, form: str | None, options: EngineOptions

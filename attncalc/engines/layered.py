@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from attncalc.allocation import Allocation, LayerCache, Reason, Request, own_form, replicated
+from attncalc.allocation import Allocation, LayerCache, Reason, Request, Stage, own_form, replicated
 from attncalc.attention.base import Attention
 from attncalc.cache import CacheTensor, growing
 from attncalc.dtypes import Formats
 from attncalc.engines.base import Execution
 from attncalc.engines.options import EngineOptions
-from attncalc.engines.stages import stage_groups, stage_sizes
+from attncalc.engines.stages import stage_layers, stage_sizes, within
 from attncalc.model import LayerGroup, Model
 from attncalc.ops import Ops
 from attncalc.reach import Reach, ratio
@@ -22,8 +22,9 @@ class Layered:
     follows: str
     options: tuple[str, ...] = ()
 
-    def check_formats(self, formats: Formats) -> None:
+    def formats(self, model: Model, formats: Formats) -> Formats:  # noqa: ARG002
         """Every format is possible."""
+        return formats
 
     def execution(
         self, attention: Attention, workload: Workload, form: str | None, options: EngineOptions
@@ -66,16 +67,16 @@ class Layered:
         """The layers of the largest stage, one by one."""
         from attncalc.engines.logical import PROFILE as LOGICAL
 
+        request = replace(request, formats=self.formats(model, request.formats))
         groups = model.layer_groups(mtp=request.mtp)
-        stages = [groups]
+        stages: list[frozenset[int] | None] = [None]
         if request.options.pp:
             sizes = stage_sizes(request.options.pp, model.num_layers, self.name)
-            stages = stage_groups(groups, sizes)
+            stages = [*stage_layers({i for g in groups for i in g.indices}, sizes)]
         here = on_one_replica(request)
-        layers = max(
-            (tuple(self.layer(model, g, here) for g in stage) for stage in stages),
-            key=lambda made: sum(layer.bytes for layer in made),
-        )
+        made = [tuple(self.layer(model, g, here) for whole in groups if (g := within(whole, s))) for s in stages]
+        held = [sum(layer.bytes for layer in stage) for stage in made]
+        layers = made[held.index(max(held))]
         reasons: dict[str, int] = {}
         for layer in layers:
             rule = self.rule(model, layer.group, here)
@@ -94,16 +95,16 @@ class Layered:
             reasons=tuple(Reason(rule, difference) for rule, difference in reasons.items() if difference),
             replicated=self.copies(model, layers, here),
             options=request.options,
-            stage=tuple(sorted({i for layer in layers for i in layer.group.indices})) if len(stages) > 1 else (),
+            stages=tuple(Stage(tuple(sorted(s)), n) for s, n in zip(stages, held, strict=True) if s is not None),
         )
 
-    def copies(self, model: Model, layers: tuple[LayerCache, ...], request: Request) -> tuple[str, ...]:
-        """What the split repeats."""
+    def copies(self, model: Model, layers: tuple[LayerCache, ...], request: Request, dcp: int = 1) -> tuple[str, ...]:
+        """What the split repeats; `dcp` GPUs share the tokens of what would be copies."""
         if request.tp == 1:
             return ()
         whole = (self.layer(model, layer.group, replace(request, tp=1)).tensors for layer in layers)
         pairs = [p for a, layer in zip(whole, layers, strict=True) for p in zip(a, layer.tensors, strict=True)]
-        return replicated(pairs, request.tp)
+        return replicated(pairs, request.tp, dcp)
 
 
 def on_one_replica(request: Request) -> Request:

@@ -1,6 +1,6 @@
 """Pipeline stages: which layers each GPU of a pipeline holds."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from attncalc.errors import AttncalcError
 from attncalc.model import LayerGroup
@@ -30,24 +30,30 @@ def stage_sizes(pp: tuple[int, ...], layers: int, engine: str, *, extra: str = "
     return tuple(each + int(end - left <= i < end) for i in range(stages))
 
 
-def stage_groups(groups: Sequence[LayerGroup], sizes: tuple[int, ...]) -> list[tuple[LayerGroup, ...]]:
-    """The groups of every stage; layers behind the last (of MTP) lie on the last stage."""
+def stage_layers(layers: Collection[int], sizes: tuple[int, ...]) -> list[frozenset[int]]:
+    """The layers of every stage, of all `layers`; those behind the last (of MTP) lie on the last stage."""
     out, first = [], 0
     for i, size in enumerate(sizes):
-        last = first + size if i + 1 < len(sizes) else None
-        out.append(tuple(g for group in groups if (g := _within(group, first, last))))
+        last = first + size if i + 1 < len(sizes) else max(layers) + 1
+        out.append(frozenset(n for n in layers if first <= n < last))
         first += size
     return out
 
 
-def _within(group: LayerGroup, first: int, last: int | None) -> LayerGroup | None:
-    """The part of a group from layer `first` up to `last`."""
-    kept = [i for i, index in enumerate(group.indices) if first <= index and (last is None or index < last)]
+def within(group: LayerGroup, stage: Collection[int] | None) -> LayerGroup | None:
+    """The part of a group that lies on a stage; all of it where there is one stage.
+
+    Raises:
+        AttncalcError: a layer reads the cache of another stage.
+    """
+    if stage is None:
+        return group
+    kept = [i for i, index in enumerate(group.indices) if index in stage]
     if not kept:
         return None
     sources = tuple(group.cache_from[i] for i in kept) if group.cache_from else ()
-    for source in sources:
-        if not first <= source < (source + 1 if last is None else last):
-            rule = f"layer {group.indices[kept[0]]} reads the cache of a layer of its own stage"
+    for i, source in zip(kept, sources, strict=False):
+        if source not in stage:
+            rule = f"layer {group.indices[i]} reads the cache of a layer of its own stage"
             raise AttncalcError("--pp", rule, got=f"layer {source}")
     return group._replace(indices=tuple(group.indices[i] for i in kept), cache_from=sources)

@@ -66,7 +66,7 @@ class Transformers(Layered):
     follows = "transformers 5.24"
     options = ("version", "pp")
 
-    def check_formats(self, formats: Formats) -> None:
+    def formats(self, model: Model, formats: Formats) -> Formats:  # noqa: ARG002
         """A cache has the dtype of the computation, index keys too."""
         if formats.kv not in DTYPES:
             rule = f"transformers keeps its cache in {', '.join(DTYPES)}"
@@ -74,6 +74,7 @@ class Transformers(Layered):
         if formats.index not in (None, formats.kv):
             rule = "transformers keeps index keys in the dtype of its cache"
             raise AttncalcError("--index-dtype", rule, got=formats.index)
+        return formats
 
     def execution(
         self, attention: Attention, workload: Workload, form: str | None, options: EngineOptions

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from attncalc.allocation import Allocation, Baseline, LayerCache
+from attncalc.allocation import Allocation, Baseline, LayerCache, Page
 from attncalc.cache import Tensor
 from attncalc.model import Model
 from attncalc.report import (
@@ -44,8 +44,8 @@ def cache_result(made: "Allocation", compared: "Sequence[Baseline]") -> Row:
     }
     if made.options.given:
         row["engine_options"] = made.options.record()
-    if made.stage:
-        row["stage_layers"] = list(made.stage)
+    if made.stages:
+        row["stages"] = [stage._asdict() | {"layers": list(stage.layers)} for stage in made.stages]
     if made.pools:
         row |= _pool_row(made)
     return row
@@ -58,7 +58,7 @@ def _pool_row(made: "Allocation") -> Row:
         return values[0] if len(values) == 1 else values
 
     pools = made.pools
-    tokens = [list(dict.fromkeys(g.block_tokens for g in p.groups)) for p in pools]
+    tokens = [list(dict.fromkeys(g.block_tokens for g in p.groups if g.block_tokens)) for p in pools]
     return {
         "block_tokens": common([common(t) for t in tokens]),
         "block_bytes": common([p.block_bytes for p in pools]),
@@ -79,11 +79,21 @@ def _layer_row(layer: "LayerCache") -> Row:
         "bytes": layer.bytes,
         "tensors": [_tensor_row(t) for t in layer.tensors],
     }
-    if layer.padding:
-        row["padding"] = layer.padding
+    if layer.pages:
+        row["bytes_padding"] = layer.layers * layer.padding
+        row["pages"] = [_page_row(page) for page in layer.pages]
     if group.cache_from:
         row["cache_from"] = list(group.cache_from)
     return row
+
+
+def _page_row(page: "Page") -> Row:
+    return {
+        "tensors": list(page.tensors),
+        "block_tokens": page.block_tokens or None,
+        "page_bytes": page.bytes,
+        "blocks_per_sequence": page.blocks,
+    }
 
 
 def _tensor_row(tensor: "Tensor") -> Row:

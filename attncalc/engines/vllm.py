@@ -1,0 +1,225 @@
+"""vLLM 0.33: a pool of equal blocks, shared by groups of layers.
+
+Sources: vLLM 0.33 `v1/kv_cache_interface.py` (pages), `v1/core/kv_cache_planning.py` (groups), `platforms/interface.py`
+(`_align_hybrid_block_size`), `model_executor/layers/mamba/mamba_utils.py` (states), `model_executor/layers/attention`
+(`attention.py`, `mla_attention.py`), `config/model.py` (heads of a GPU), `distributed/utils.py` (stages).
+"""
+
+from dataclasses import replace
+
+from attncalc.allocation import Allocation, Request, own_form
+from attncalc.attention.base import Attention
+from attncalc.attention.csa import CSA
+from attncalc.cache import CacheTensor
+from attncalc.dtypes import RECORDS, Formats, whole_bytes
+from attncalc.engines import blocks, vllm_v4
+from attncalc.engines.base import Execution
+from attncalc.engines.blocks import Cache, Kind, Spec
+from attncalc.engines.layered import on_one_replica
+from attncalc.engines.logical import PROFILE as LOGICAL
+from attncalc.engines.options import EngineOptions, read_version
+from attncalc.engines.paged import Kept, paged
+from attncalc.engines.serving import served
+from attncalc.engines.stages import stage_layers, stage_sizes
+from attncalc.errors import AttncalcError
+from attncalc.model import LayerGroup, Model
+from attncalc.ops import Ops
+from attncalc.reach import Reach
+from attncalc.workload import Workload
+
+OLDEST, NEWEST = (0, 11), (0, 33)
+BLOCK, LATENT_HYBRID_BLOCK, INDEXED_BLOCK, V4_BLOCK = 16, 128, 64, 256
+"""Tokens of a block: of most kernels; of MLA beside states, at least; of sparse MLA; of DeepSeek-V4."""
+
+V4 = frozenset(("csa", "hca", "tied-mqa"))
+KINDS: dict[str, Kind] = {"window": "sliding", "chunk": "chunk"}
+VARIANTS = (
+    *("mha", "gqa", "mqa", "mfa", "gqa-concat", "mla", "dsa", "csa", "hca", "tied-mqa"),
+    *("kda", "gdn", "mamba", "mamba2", "lightning"),
+)
+HEAD_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2", "nvfp4", "int8_per_token_head", "int4_per_token_head")
+LATENT_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2", "fp8_ds_mla", "nvfp4_ds_mla")
+INDEX_FORMATS = ("fp8", "fp4")
+
+# Whose configurations name the format of the recurrent state (`mamba_ssm_dtype`, `mamba_ssm_cache_dtype`).
+NAMED_STATE = {"qwen3_5_text": "fp32", "qwen3_5_moe_text": "fp32", "nemotron_h": "fp32"}
+
+
+class Vllm:
+    """Paged, with the hybrid manager unless it is switched off; MLA absorbed in decode, decompressed in prefill."""
+
+    name = "vllm"
+    follows = "vllm 0.33"
+    options = (
+        *("version", "block_size", "max_batched_tokens", "prefix_caching", "no_hybrid_manager"),
+        *("draft_tokens", "pp", "dcp", "dp"),
+    )
+
+    def formats(self, model: Model, formats: Formats) -> Formats:
+        """Its own formats of states (the model's; fp32 for KDA, or where its configuration says so) and index keys."""
+        attentions = [g.attention for g in model.groups if g.attention]
+        variants = {a.variant for a in attentions}
+        latent = variants & {"mla", "dsa", *V4}
+        heads = variants & {"mha", "gqa", "mqa", "mfa", "gqa-concat"}
+        kv, index = formats.kv, formats.index
+        if kv == "fp8" and variants & {"dsa", *V4}:
+            kv = "fp8_ds_mla"  # FlashMLA has no other fp8 for selected rows
+        for found, known in ((latent, LATENT_FORMATS), (heads, HEAD_FORMATS)):
+            if found and kv not in known:
+                rule = f"vllm keeps {' and '.join(sorted(found))} in {', '.join(known)}"
+                raise AttncalcError("--kv-dtype", rule, got=kv)
+        if kv == "nvfp4" and any(a.heads(a.forms[0]).head_dim_k != a.heads(a.forms[0]).head_dim_v for a in attentions):
+            raise AttncalcError("--kv-dtype", "vllm keeps K and V of one width in nvfp4", got=model.id)
+        if variants & {"dsa", "csa"}:
+            index = index or "fp8"
+            if index not in INDEX_FORMATS:
+                rule = f"vllm keeps index keys in {' or '.join(INDEX_FORMATS)}"
+                raise AttncalcError("--index-dtype", rule, got=index)
+        state = formats.state
+        if state is None and variants & {"gdn", "mamba", "mamba2", "lightning"}:
+            state = NAMED_STATE.get(model.model_type or "", "bf16")
+        if "kda" in variants and state not in (None, "fp32", "bf16"):
+            raise AttncalcError("--state-dtype", "vllm keeps the state of KDA in fp32 or bf16", got=state)
+        return replace(formats, kv=kv, index=index, state=state)
+
+    def execution(
+        self, attention: Attention, workload: Workload, form: str | None, options: EngineOptions
+    ) -> Execution:
+        """MLA: absorbed up to 1 + draft tokens, else decompressed, earlier context expanded once in the step."""
+        return served(self.name, attention, workload, form, options)
+
+    def attended(self, model: Model, group: LayerGroup) -> Reach:
+        """The layer's own reach."""
+        return LOGICAL.attended(model, group)
+
+    def stored(self, model: Model, group: LayerGroup, ops: Ops) -> Ops:
+        """As the variant says."""
+        return LOGICAL.stored(model, group, ops)
+
+    def allocate(self, model: Model, request: Request) -> Allocation:
+        """Blocks of all groups for every sequence, and the one that belongs to none."""
+        read_version(request.options.version, self.name, OLDEST, NEWEST)
+        plain = on_one_replica(request)
+        here = replace(plain, formats=self.formats(model, request.formats))
+        groups = model.layer_groups(mtp=here.mtp)
+        for group in groups:
+            check_runs(model, group, here)
+        kept = self._kept(groups, here)
+        if not kept:
+            raise AttncalcError("--engine", "vllm has no pool for it", got=f"{model.id}, which keeps nothing")
+        caches = [Cache(k.spec, i, owner) for owner, k in enumerate(kept) for i in groups[k.place].indices]
+        if here.options.no_hybrid_manager:
+            caches = blocks.promote(caches)
+        made = blocks.grouped(caches, packed=any(isinstance(g.attention, CSA) for g in groups))
+        stages: list[frozenset[int]] = []
+        if here.options.pp:
+            sizes = stage_sizes(here.options.pp, model.num_layers, self.name, extra="before_last")
+            stages = stage_layers({i for g in groups for i in g.indices}, sizes)
+        return paged(self.name, model, request, plain, here, kept, made, stages)
+
+    def _kept(self, groups: tuple[LayerGroup, ...], request: Request) -> list[Kept]:
+        """Every cache of every group, with its page."""
+        options, formats = request.options, request.formats
+        layouts = []
+        for place, group in enumerate(groups):
+            if group.attention:
+                form = own_form(group, request.form)
+                cached = self.execution(group.attention, request.workload, form, options).cached
+                layouts.append((place, group.attention.shard(request.tp).cache(group.reach, cached)))
+        tokens, state_page = block_and_state(groups, [layout for _, layout in layouts], request)
+        out: list[Kept] = []
+        for place, layout in layouts:
+            group = groups[place]
+            if isinstance(group.attention, CSA):
+                out += vllm_v4.caches(place, group, layout, formats, tokens)
+                continue
+            states = tuple(t for t in layout if t.reach is None)
+            if states:
+                longer = tuple(_longer(t, options) for t in states)
+                copies = 1 + (options.draft_tokens or 0) + (_kept_states(group) if options.prefix_caching else 0)
+                spec = Spec("state", 0, _bytes(longer, formats), state_page, states=copies)
+                out.append(Kept(place, spec, longer, states))
+            for role, latent, part in _parts(layout):
+                content = whole_bytes(tokens * sum(t.row_bits(formats) for t in part), "--kv-dtype")
+                kind, size = KINDS.get(group.reach.kind, "full"), group.reach.size
+                spec = Spec(kind, tokens, content, content, 0 if kind == "full" else size, latent=latent, role=role)
+                out.append(Kept(place, spec, part, part))
+        return out
+
+
+def check_runs(model: Model, group: LayerGroup, request: Request) -> None:
+    """Refuse variants whose rules are not known, and splits that vLLM does not make."""
+    attention, dcp = group.attention, request.options.dcp or 1
+    if attention is None:
+        if group.ffn and group.ffn.cache():
+            raise AttncalcError("--engine", f"vllm does not run {model.id}", hint="A feed-forward keeps a state")
+        return
+    if attention.variant not in VARIANTS:
+        raise AttncalcError("--engine", "it is not known how vllm keeps this attention", got=attention.variant)
+    if request.options.draft_tokens and attention.variant == "mamba":
+        raise AttncalcError("--draft-tokens", "vllm does not draft for mamba")
+    if dcp > 1:
+        if request.tp % dcp:
+            raise AttncalcError("--dcp", f"must divide --tp {request.tp}", got=dcp)
+        if group.reach.kind != "full" or isinstance(attention, CSA):
+            raise AttncalcError("--dcp", "vllm does not divide the tokens of sliding layers", got=dcp)
+        kv_heads = attention.heads(attention.forms[0]).kv_heads
+        if kv_heads and dcp > max(1, request.tp // kv_heads):
+            rule = f"must be at most {max(1, request.tp // kv_heads)}, the copies of a KV head on {request.tp} GPUs"
+            raise AttncalcError("--dcp", rule, got=dcp)
+
+
+def block_and_state(
+    groups: tuple[LayerGroup, ...], layouts: list[tuple[CacheTensor, ...]], request: Request
+) -> tuple[int, int]:
+    """Tokens of an attention block, and bytes of a state page, for one kernel block size and all layers.
+
+    bs = align * ceil(state / (align * bytes of a token)), align = max(kernel block, --block-size), the state page
+    padded to bs * bytes of a token. Records with scales are sized as 576 B here, as vLLM does.
+    """
+    variants = {g.attention.variant for g in groups if g.attention}
+    kernel = V4_BLOCK if variants & V4 else INDEXED_BLOCK if "dsa" in variants else BLOCK
+    wanted = request.options.block_size or kernel
+    if wanted % kernel:
+        raise AttncalcError("--block-size", f"must be a multiple of {kernel}, a block of the kernels", got=wanted)
+    states = [tuple(_longer(t, request.options) for t in layout if t.reach is None) for layout in layouts]
+    state = 0 if variants & V4 else max((_bytes(part, request.formats) for part in states), default=0)
+    sized = replace(request.formats, kv="fp8") if request.formats.kv in RECORDS else request.formats
+    rows = {sum(t.row_bits(sized) for t in part) for layout in layouts for _, _, part in _parts(layout)}
+    if not state or not rows:
+        return wanted, state
+    if len(rows) > 1:
+        rule = "vllm sizes blocks beside states by one kind of attention layer, and this model has several"
+        raise AttncalcError("--engine", rule)
+    align = max(wanted, LATENT_HYBRID_BLOCK if "mla" in variants else 0)
+    token = whole_bytes(rows.pop(), "--kv-dtype")
+    tokens = align * -(-state // (align * token))
+    return tokens, tokens * token
+
+
+def _bytes(states: tuple[CacheTensor, ...], formats: Formats) -> int:
+    """Bytes of the states of one sequence in one layer."""
+    return sum(t.at(1, 1, formats).bytes for t in states)
+
+
+def _longer(state: CacheTensor, options: EngineOptions) -> CacheTensor:
+    """Draft tokens lengthen the columns of a convolution."""
+    drafts = (options.draft_tokens or 0) if state.name == "conv_state" else 0
+    return state._replace(rows=state.rows + drafts)
+
+
+def _kept_states(group: LayerGroup) -> int:
+    """States that prefix caching keeps beside the running one: a checkpoint; of Mamba-2 one inside a prefill, too."""
+    return 2 if group.variant == "mamba2" else 1
+
+
+def _parts(layout: tuple[CacheTensor, ...]) -> list[tuple[str, bool, tuple[CacheTensor, ...]]]:
+    """Caches with pages of their own: K and V, or the latent record; and index keys."""
+    rows = tuple(t for t in layout if t.reach is not None)
+    index = tuple(t for t in rows if t.kind == "index")
+    main = tuple(t for t in rows if t.kind != "index")
+    latent = any(t.kind == "latent" for t in main)
+    return [part for part in (("", latent, main), ("index", True, index)) if part[2]]
+
+
+PROFILE = Vllm()
