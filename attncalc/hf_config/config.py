@@ -13,9 +13,11 @@ from attncalc.fields import Fields
 from attncalc.hf_config.ignored import without_effect
 from attncalc.units import MAX_COUNT
 
+# Bounds that no published model comes near: a number above them is a mistake.
 MAX_DIMENSION = 2**20
 MAX_VOCABULARY = 2**24
-MAX_POSITIONS = 2**31
+MAX_POSITIONS = 2**27
+MAX_SOFTCAP = 2**16
 
 How = Literal["read", "defaulted", "derived", "ignored"]
 
@@ -23,8 +25,8 @@ How = Literal["read", "defaulted", "derived", "ignored"]
 class Access(NamedTuple):
     """A field, its value, and where that came from.
 
-    `defaulted`: the file leaves it out and the architecture's own code has this value for it. `derived`: it is left
-    out or null, and that code computes it from other fields. `ignored`: it stands there and changes no number.
+    `defaulted`: the file leaves it out or has null, and the architecture's own code has this value for it, null if it
+    has none. `derived`: that code computes it from other fields. `ignored`: it stands there and changes no number.
     """
 
     field: str
@@ -62,11 +64,25 @@ REQUIRED = Required()
 class Config(Fields):
     """One mapping of a config.json, with the facts of its architecture and the log of what was read."""
 
-    def __init__(self, data: object, where: str, facts: Facts = NO_FACTS, log: list[Access] | None = None) -> None:
+    def __init__(
+        self,
+        data: object,
+        where: str,
+        facts: Facts = NO_FACTS,
+        log: list[Access] | None = None,
+        *,
+        tie: bool | None = None,
+    ) -> None:
         super().__init__(data, where)
-        self.facts, self.log = facts, [] if log is None else log
+        self.facts, self.log, self.tie = facts, [] if log is None else log, tie
 
-    def _note(self, name: str, value: Any, how: How) -> None:
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """The mapping itself."""
+        return self._data
+
+    def note(self, name: str, value: Any, how: How) -> None:
+        """Keep what became of a field."""
         field = self.path(name).partition(": ")[2]
         access = Access(field, value, how)
         if access not in self.log:
@@ -76,13 +92,27 @@ class Config(Fields):
         """Whether the field is given, be it null, by its own or another name."""
         return any(n in self._data for n in self._names(name))
 
+    def declares(self, name: str) -> bool:
+        """Whether the class of the architecture has the field."""
+        return self._own(name) in self.facts.defaults
+
     def null(self, name: str) -> bool:
         """Whether the field is absent or null; it counts as asked for."""
-        self._seen.update(self._names(name))
-        return all(self._data.get(n) is None for n in self._names(name))
+        names = self._names(name)
+        self._seen.update(names)
+        if any(self._data.get(n) is not None for n in names):
+            return False
+        for given in (n for n in names if n in self._data):
+            self.note(given, None, "defaulted")
+        return True
+
+    def _own(self, name: str) -> str:
+        """The name that the class stores a field under."""
+        return next((own for own, others in self.facts.names.items() if name in others), name)
 
     def _names(self, name: str) -> list[str]:
-        return [name, *self.facts.names.get(name, ())]
+        own = self._own(name)
+        return [own, *self.facts.names.get(own, ())]
 
     def value(self, name: str, *, absent: Any = REQUIRED, null: Any = REQUIRED) -> Any:
         """The field, untyped.
@@ -95,6 +125,7 @@ class Config(Fields):
         """
         names = [n for n in self._names(name) if n in self._data]
         self._seen.update(self._names(name))
+        name = own = self._own(name)
         if names:
             value, how = self._data[names[0]], "read"
             for other in names[1:]:
@@ -109,11 +140,11 @@ class Config(Fields):
         else:
             unread = [k for k in self._data if k not in self._seen]
             raise AttncalcError(self.path(name), "is missing", hint=suggestion(name, unread))
-        if value is None and how == "read" and name in self.facts.defaults and name not in self.facts.nullable:
+        if value is None and how == "read" and own in self.facts.defaults and own not in self.facts.nullable:
             raise AttncalcError(self.path(name), "must not be null: the architecture's own code refuses it")
-        if value is None and not isinstance(null, Required):
-            value, how = null, "derived"
-        self._note(name, value, how)  # type: ignore[arg-type]
+        if value is None:
+            value, how = (None, "defaulted") if isinstance(null, Required) else (null, "derived")
+        self.note(name, value, how)  # type: ignore[arg-type]
         return value
 
     def count(
@@ -167,8 +198,9 @@ class Config(Fields):
         """Whether a number is given where null means none, as a softcap."""
         if self.value(name) is None:
             return False
-        if self.number(name) <= 0:
-            raise AttncalcError(self.path(name), "must be positive or null", got=shown(self._data.get(name)))
+        if not 0 < self.number(name) <= MAX_SOFTCAP:
+            rule = f"must be null, or above 0 and at most {MAX_SOFTCAP}"
+            raise AttncalcError(self.path(name), rule, got=shown(self._data.get(name)))
         return True
 
     def choice(self, name: str, values: Iterable[str], *, absent: Any = REQUIRED, null: Any = REQUIRED) -> str:
@@ -203,7 +235,8 @@ class Config(Fields):
     def only(self, name: str, *values: Any) -> None:
         """Refuse another value: the reader does not know what it would change. Absent is the default or the first."""
         self._seen.update(self._names(name))
-        if not self.has(name) and name not in self.facts.defaults:
+        if not self.has(name) and not self.declares(name):
+            self.note(name, values[0], "defaulted")
             return
         value = self.value(name)
         if not any(type(value) is type(v) and value == v for v in values):
@@ -212,16 +245,21 @@ class Config(Fields):
             )
             raise AttncalcError(self.path(name), f"is understood only as {words}", got=shown(value))
 
-    def inner(self, name: str, facts: Facts = NO_FACTS) -> "Config":
-        """A mapping inside this one."""
-        return Config(self.value(name), self.path(name), facts, self.log)
+    def inner(self, name: str, how: How | None = None) -> "Config":
+        """A mapping inside this one; `how`: what became of it, if it was not simply read."""
+        value = self.value(name) if how is None else self._data[name]
+        made = Config(value, self.path(name), log=self.log)
+        if how is not None:
+            self._seen.add(name)
+            self.note(name, value, how)
+        return made
 
     def ignore(self, *names: str) -> None:
         """Fields that change nothing in this architecture, whatever they hold."""
         for name in names:
             if name in self._data and name not in self._seen:
                 self._seen.add(name)
-                self._note(name, self._data[name], "ignored")
+                self.note(name, self._data[name], "ignored")
 
     def finish(self) -> None:
         """Refuse every field that was not read and is not known to be without effect."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from attncalc.errors import AttncalcError
 from attncalc.hf_config.config import Config
-from attncalc.hf_config.layers import Layer, Row, dense, document, gqa, window
+from attncalc.hf_config.layers import Layer, Row, dense, document, gqa, moe, mtp, window
 from attncalc.hf_config.rope import rotated
 
 Rule = Any
@@ -94,49 +94,106 @@ def gated(c: Config, total: int) -> list[Row]:
     return [dense(c.count("intermediate_size"))] * total
 
 
+def no_rope_in_full_layers(c: Config, windows: list[int | None]) -> list[bool]:
+    """Only layers with a window rotate; where no layer can have one (`sliding_window` null), all do."""
+    return [size is not None or c.null("sliding_window") for size in windows]
+
+
+def moe_layers(c: Config, total: int, sparse: Callable[[int], bool], experts: Row) -> list[Row]:
+    """Experts where `sparse` says so, else a gated feed-forward of intermediate_size."""
+    kinds = [sparse(i) for i in range(total)]
+    plain = experts if all(kinds) else dense(c.count("intermediate_size"))
+    c.ignore("intermediate_size")
+    return [experts if kind else plain for kind in kinds]
+
+
+def shared_experts(c: Config, **options: Any) -> Row:
+    """Experts as DeepSeek names them: n_routed_experts of moe_intermediate_size beside n_shared_experts."""
+    size = c.count("moe_intermediate_size")
+    shared = size * c.count("n_shared_experts", minimum=0)
+    experts, top_k = c.count("n_routed_experts"), c.count("num_experts_per_tok")
+    return moe(experts, top_k, size, shared_intermediate_size=shared, **options)
+
+
+def first_dense(c: Config, total: int) -> Callable[[int], bool]:
+    """Experts from layer first_k_dense_replace on; a moe_layer_freq other than 1 is not understood."""
+    c.only("moe_layer_freq", 1)
+    first = c.count("first_k_dense_replace", minimum=0, maximum=total)
+    return lambda i: i >= first
+
+
 class Decoder(NamedTuple):
     """What the code of an architecture fixes.
 
     `rope`: the rotated part of a head where the configuration names none; None: all of it, and no field changes that.
-    `softcaps`: the fields final_logit_softcapping and attn_logit_softcapping exist. `expected`: fields of which this
-    value alone is understood. `ignored`: fields without effect here.
+    `rotates`: which layers rotate at all. `softcaps`: the fields final_logit_softcapping and attn_logit_softcapping
+    exist. `mtp`: layers of prediction like the last one, as num_nextn_predict_layers says. `expected`: fields of which
+    this value, or one of these, is understood. `ignored`: fields without effect here. `model_type`: of the model, if
+    the file has another name for it.
     """
 
     bias: Rule = ""
     qk_norm: Rule = "none"
     rope: Rule = None
+    rotates: Callable[[Config, list[int | None]], list[bool]] = lambda c, windows: [True] * len(windows)  # noqa: ARG005
     windows: Windows = no_windows
     ffn: FFNs = gated
     norm: str = "rms"
     norms: int = 2
     sinks: bool = False
     softcaps: bool = False
-    head_dim: Callable[[Config], int] = head_dim
-    kv_heads: Callable[[Config], int] = kv_heads
+    mtp: bool = False
     expected: tuple[tuple[str, Any], ...] = ()
     ignored: tuple[str, ...] = ()
+    model_type: str = ""
 
     def __call__(self, c: Config) -> Row:
         """The document."""
-        total = c.count("num_hidden_layers", maximum=10_000)
-        for name, value in self.expected:
-            c.only(name, value)
+        total = layer_count(c)
+        check(c, self.expected)
         c.ignore(*self.ignored)
-        width = self.head_dim(c)
         softcap = self.softcaps and c.given_number("attn_logit_softcapping")
-        attention = gqa(
-            c.count("num_attention_heads"),
-            self.kv_heads(c),
-            width,
-            rope_dim=rotated(c, width, part=resolve(self.rope, c)),
+        plain = softmax(
+            c,
+            rope=resolve(self.rope, c),
             bias=resolve(self.bias, c),
             qk_norm=resolve(self.qk_norm, c),
             sinks=self.sinks,
             logit_softcap=softcap,
         )
+        windows = self.windows(c, total)
+        attentions = [plain if turns else plain | {"rope_dim": 0} for turns in self.rotates(c, windows)]
+        ffns = self.ffn(c, total)
         layers = [
             Layer(attention, ffn, self.norms, window(size))
-            for size, ffn in zip(self.windows(c, total), self.ffn(c, total), strict=True)
+            for attention, ffn, size in zip(attentions, ffns, windows, strict=True)
         ]
-        final = self.softcaps and c.given_number("final_logit_softcapping")
-        return document(c, layers, norm=self.norm, softcap=final)
+        rest: Row = {"softcap": self.softcaps and c.given_number("final_logit_softcapping")}
+        if self.mtp:
+            rest["mtp"] = mtp(c, layers[-1], mtp_count(c))
+        named = {"model_type": self.model_type} if self.model_type else {}
+        return named | document(c, layers, norm=self.norm, **rest)
+
+
+def layer_count(c: Config) -> int:
+    """num_hidden_layers."""
+    return c.count("num_hidden_layers", maximum=10_000)
+
+
+def mtp_count(c: Config) -> int:
+    """num_nextn_predict_layers; none where neither the file nor the class has it."""
+    absent = {} if c.declares("num_nextn_predict_layers") else {"absent": 0}
+    return c.count("num_nextn_predict_layers", minimum=0, maximum=64, **absent)
+
+
+def check(c: Config, expected: tuple[tuple[str, Any], ...]) -> None:
+    """Refuse fields with another value than expected."""
+    for name, value in expected:
+        c.only(name, *(value if isinstance(value, tuple) else (value,)))
+
+
+def softmax(c: Config, *, rope: float | None = None, **options: Any) -> Row:
+    """Softmax attention by the fields that most architectures share."""
+    width = head_dim(c)
+    rope_dim = rotated(c, width, part=rope)
+    return gqa(c.count("num_attention_heads"), kv_heads(c), width, rope_dim=rope_dim, **options)

@@ -137,19 +137,24 @@ def document(
     layers: Sequence[Layer],
     *,
     norm: str = "rms",
-    tie: bool | None = None,
     softcap: bool = False,
-    max_positions: str = "max_position_embeddings",
     **rest: Any,
 ) -> Row:
     """A preset document without its identity; `rest` replaces what most models have."""
-    vocab_size = rest.pop("vocab_size", None) or c.count("vocab_size", maximum=MAX_VOCABULARY)
+    if "vocab_size" not in rest:
+        rest["vocab_size"] = c.count("vocab_size", maximum=MAX_VOCABULARY)
+    if "max_position_embeddings" not in rest:
+        rest["max_position_embeddings"] = c.count("max_position_embeddings", maximum=MAX_POSITIONS)
+    if "hidden_size" not in rest:
+        rest["hidden_size"] = c.count("hidden_size")
+    if "tie_word_embeddings" not in rest:
+        rest["tie_word_embeddings"] = c.flag("tie_word_embeddings") if c.tie is None else c.tie
     return {
-        "hidden_size": c.count("hidden_size"),
+        "hidden_size": None,
         "num_hidden_layers": len(layers),
-        "vocab_size": vocab_size,
-        "tie_word_embeddings": c.flag("tie_word_embeddings") if tie is None else tie,
-        "max_position_embeddings": c.count(max_positions, maximum=MAX_POSITIONS),
+        "vocab_size": None,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": None,
         "norm": norm,
         "final_norm": True,
         "final_logit_softcap": softcap,
@@ -159,3 +164,13 @@ def document(
         "extra_weights": [],
         **rest,
     }
+
+
+def mtp(c: Config, layer: Layer, count: int) -> Row | None:
+    """Layers that predict further tokens (DeepSeek-V3): a projection of two states to one, three norms, and a layer."""
+    if not count:
+        return None
+    D = c.count("hidden_size")
+    extra = [weight("eh_proj.weight", (D, 2 * D), range(count), count, operation="linear")]
+    extra += [weight(n, (D,), range(count), count) for n in ("enorm.weight", "hnorm.weight", "shared_head.norm.weight")]
+    return {"num_layers": count, "layers": groups([layer] * count), "extra_weights": extra}

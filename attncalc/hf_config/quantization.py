@@ -21,9 +21,9 @@ def declared_format(c: Config) -> str | None:
     """
     found = None
     for name in ("quantization_config", "compression_config"):
-        if c.null(name):
+        if not c.has(name) or c.null(name):
             continue
-        q = c.inner(name)
+        q = c.inner(name, how="ignored")
         for field in q.names():
             if field == "kv_cache_scheme":
                 found = _scheme(q) or found
@@ -32,6 +32,10 @@ def declared_format(c: Config) -> str | None:
             elif _ABOUT_CACHE.search(field) and not q.null(field) and q.value(field) not in ({}, []):
                 rule = "says something of the cache that the reader does not understand"
                 raise AttncalcError(q.path(field), rule, got=shown(q.value(field)))
+            else:
+                q.ignore(field)
+    if found is None:
+        c.note("quantization_config.kv_cache_scheme", None, "defaulted")
     return found
 
 

@@ -17,7 +17,9 @@ def rotated(c: Config, head_dim: int, kind: str = "full_attention", *, part: flo
     if part is None and factor is not None and factor != 1:
         raise AttncalcError(c.path(_PART), "must be absent or 1 in this architecture", got=factor)
     if factor is None:
-        factor = part if part is not None else 1.0
+        factor = 1.0 if part is None else part
+        if part is not None:
+            c.note(_PART, part, "defaulted")
     if not 0 < factor <= 1:
         raise AttncalcError(c.path(_PART), "must be above 0 and at most 1", got=factor)
     return int(head_dim * factor)
@@ -29,23 +31,28 @@ def _stated(c: Config, kind: str) -> float | None:
     for name in ("rope_parameters", "rope_scaling"):  # the second, older one prevails where it is not empty
         if c.null(name):
             continue
-        mapping = c.inner(name)
-        for inner in mapping.names():
-            if inner in _LAYERS and not mapping.null(inner):
-                nested = mapping.inner(inner)
-                factor = _of_mapping(nested)
-                if inner == kind and factor is not None:
-                    found = factor
+        mapping = c.inner(name, how="ignored")
+        kinds = [inner for inner in mapping.names() if inner in _LAYERS]
+        if kinds and kind not in kinds and "main" not in kinds:
+            raise AttncalcError(mapping.path(kind), "is missing beside the settings of other layers")
+        for inner in kinds:
+            factor = _of_mapping(mapping.inner(inner, how="ignored"))
+            if inner == kind and factor is not None:
+                found = factor
         factor = _of_mapping(mapping)
         found = factor if factor is not None else found
-    if found is None and not c.null(_PART):
-        found = c.number(_PART)
-    return found
+    if found is not None or c.null(_PART):
+        c.ignore(_PART)
+        return found
+    return c.number(_PART)
 
 
 def _of_mapping(mapping: Config) -> float | None:
     for name in mapping.names():
-        if name != _PART and name not in _LAYERS and not without_effect(name, "rope"):
+        if name == _PART or name in _LAYERS:
+            continue
+        if not without_effect(name, "rope"):
             hint = suggestion(name, (_PART,))
             raise AttncalcError(mapping.path(name), "is a field that the reader does not understand", hint=hint)
+        mapping.ignore(name)
     return None if mapping.null(_PART) else mapping.number(_PART)

@@ -45,17 +45,18 @@ def architecture(model_type: str) -> dict[str, Any]:
     cls = CONFIG_MAPPING[model_type]
     defaults, nullable = {}, []
     for f in fields(cls):
-        if f.name in _BASE or without_effect(f.name):
+        name = cls.attribute_map.get(f.name, f.name)
+        if f.name in _BASE or without_effect(name):
             continue
         value = f.default if f.default is not MISSING else None
         if f.default_factory is not MISSING:
             value = f.default_factory()
         try:
-            defaults[f.name] = _plain(value)
+            defaults[name] = _plain(value)
         except TypeError:
             continue
         if _nullable(cls, f.name):
-            nullable.append(f.name)
+            nullable.append(name)
     names: dict[str, list[str]] = {}
     for other, own in cls.attribute_map.items():
         if not without_effect(own):
