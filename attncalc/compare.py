@@ -104,7 +104,8 @@ def measure_layer(layer: Layer, workload: Workload, conventions: Conventions, tp
     cached = cached_form(attention, layer.form)
     step = Step(workload, layer.reach, conventions.count)
     ops = attention.ops(step, layer.form, cached=cached).contractions
-    core = [op for op in ops if op.name in CORE]
+    # A layer whose tokens meet in no other product has the convolution as its core.
+    core = [op for op in ops if op.name in CORE] or [op for op in ops if op.name == "conv"]
     layout = attention.cache(layer.reach, cached)
     record = growing(layout, workload.context)
     constant = tuple(t.at(workload.context, 1, formats) for t in layout if t.reach is None)

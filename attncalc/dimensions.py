@@ -26,7 +26,9 @@ from attncalc.attention.mla_split import MLASplit
 from attncalc.attention.moba import MoBA
 from attncalc.attention.nsa import NSA
 from attncalc.attention.retnet import RetNet
+from attncalc.attention.rg_lru import RGLRU
 from attncalc.attention.rwkv7 import RWKV7
+from attncalc.attention.short_conv import ShortConv
 from attncalc.attention.tpa import TPA
 from attncalc.errors import AttncalcError
 from attncalc.model import Model
@@ -143,6 +145,9 @@ BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
     "mamba2": lambda d: Mamba2(d.hidden_size, _mamba2_heads(d.hidden_size), MAMBA2_HEAD, MAMBA2_GROUPS, state_size=128),
     "mamba": lambda d: Mamba(d.hidden_size, 2 * d.hidden_size, state_size=16, dt_rank=-(-d.hidden_size // 16)),
     "rwkv7": lambda d: _rwkv7(d.hidden_size, d.heads, d.head_dim, d.v_head_dim),
+    # RecurrentGemma's: as many channels as the hidden size, a block of the gates for each head.
+    "rg-lru": lambda d: RGLRU(d.hidden_size, d.hidden_size, d.heads),
+    "short-conv": lambda d: ShortConv(d.hidden_size, d.hidden_size, conv_kernel=3),  # LFM2's
     "mla-split": lambda d: MLASplit(
         d.hidden_size, d.heads, d.head_dim, d.v_head_dim, _half(d.kv_lora_rank), _half(d.kv_lora_rank)
     ),

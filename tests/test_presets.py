@@ -14,6 +14,7 @@ import pytest
 
 from attncalc import presets
 from attncalc.dtypes import Formats
+from attncalc.flops import StepCost
 from attncalc.model import Model
 from attncalc.workload import Conventions, Workload
 
@@ -131,12 +132,32 @@ def test_zamba2_equals_transformers_outside_its_mamba_layers(run: dict[str, int]
     assert model.parameters() == 2_662_214_560
     # Feed-forwards, adapters, linears and head: what torch counted outside attention and Mamba-2.
     others = {64: (112_029_859_840, 1_750_466_560), 5000: (8_752_332_800_000, 1_750_466_560)}[n]
-    steps = ((n, n, "prefill", others[0]), (n + 1, 1, "decode", others[1]))
-    for context, new_tokens, phase, rest in steps:
-        cost = model.flops(context, new_tokens, engine="transformers", conventions=DENSE)
+    for cost, phase, rest in zip(steps(model, n), ("prefill", "decode"), others, strict=True):
         shared = sum(x.flops_attention for x in cost.layers if x.group.variant == "gqa-concat")
         assert shared == run[f"{phase}_attention_flops"]
         assert cost.flops_ffn + cost.flops_head == rest
+
+
+@pytest.mark.parametrize("run", TRACES["lfm3-1.7b"]["runs"], ids=name)
+def test_lfm3_equals_transformers_but_for_its_convolutions(run: dict[str, int]) -> None:
+    """They are run over padding too, and for one token twice; the trace has the FLOPs of softmax attention alone."""
+    model, n = presets.load("lfm3-1.7b"), run["context"]
+    products = {64: (221_606_051_840, 3_462_684_672), 5000: (19_536_936_960_000, 3_713_122_304)}[n]
+    for cost, phase, counted in zip(steps(model, n), ("prefill", "decode"), products, strict=True):
+        softmax = sum(x.flops_attention for x in cost.layers if x.group.variant == "gqa")
+        assert softmax == run[f"{phase}_attention_flops"]
+        convolved = [(x.layers, op) for x in cost.layers for op in x.contractions if op.name == "conv"]
+        assert cost.total - sum(layers * op.flops for layers, op in convolved) == counted
+        ((layers, conv),) = convolved
+        assert layers * conv.flops == 13 * 2 * 7 * 2048 * cost.workload.new_tokens
+
+
+def steps(model: Model, context: int) -> tuple[StepCost, StepCost]:
+    """A prompt and the token after it, as transformers computes them."""
+    return (
+        model.flops(context, context, engine="transformers", conventions=DENSE),
+        model.flops(context + 1, 1, engine="transformers", conventions=DENSE),
+    )
 
 
 # All that torch counted in the whole model, of a prompt and of the token after it.
@@ -147,10 +168,8 @@ WHOLE = [(64, 575_544_850_432, 8_993_175_008), (5000, 52_040_691_040_000, 9_378_
 def test_all_flops_of_gemma_3n_equal_torch_but_for_the_mixing_of_its_streams(
     context: int, prompt: int, step: int
 ) -> None:
-    model = presets.load("gemma-3n-e4b")
-    for end, new_tokens, counted in ((context, context, prompt), (context + 1, 1, step)):
-        cost = model.flops(end, new_tokens, engine="transformers", conventions=DENSE)
-        assert cost.total + 35 * 2 * 4 * 4 * 2048 * new_tokens == counted
+    for cost, counted in zip(steps(presets.load("gemma-3n-e4b"), context), (prompt, step), strict=True):
+        assert cost.total + 35 * 2 * 4 * 4 * 2048 * cost.workload.new_tokens == counted
 
 
 # What publishers say of models that no trace covers: (preset, billions, how far off, where, why not equal).

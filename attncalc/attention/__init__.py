@@ -44,6 +44,8 @@ VARIANTS = {
     "mamba2": Entry(f"{_HERE}.mamba2", "Mamba2", "state space, one decay per head, constant state"),
     "mamba": Entry(f"{_HERE}.mamba", "Mamba", "state space, decay per state value, constant state"),
     "rwkv7": Entry(f"{_HERE}.rwkv7", "RWKV7", "delta rule, token shift, constant state"),
+    "rg-lru": Entry(f"{_HERE}.rg_lru", "RGLRU", "gated recurrence, one state value per channel"),
+    "short-conv": Entry(f"{_HERE}.short_conv", "ShortConv", "gated convolution over a few tokens (LFM2)"),
     "lightning": Entry(f"{_HERE}.lightning", "Lightning", "linear attention, fixed decay per head"),
     "retnet": Entry(f"{_HERE}.retnet", "RetNet", "retention: rotated q and k, fixed decay per head"),
     "linear-state": Entry(f"{_HERE}.linear_state", "LinearState", "one s x s state with elementwise decay"),

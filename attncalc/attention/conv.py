@@ -26,7 +26,7 @@ def conv_product(axes: dict[str, Dim]) -> Contraction:
     return product("conv", Term("b t c w", tuple(read)), taps, Term("b t c", tuple(written)), axes)
 
 
-def conv_rowwise(axes: dict[str, Dim], *, bias: bool) -> tuple[Rowwise, ...]:
-    """The bias and SiLU of every channel."""
-    silu = Rowwise("conv_silu", "b t c", ACTIVATION, axes)
-    return (Rowwise("conv_bias", "b t c", BIAS, axes), silu) if bias else (silu,)
+def conv_rowwise(axes: dict[str, Dim], *, bias: bool, silu: bool = True) -> tuple[Rowwise, ...]:
+    """The bias and SiLU of every channel, where there are any."""
+    out = (Rowwise("conv_bias", "b t c", BIAS, axes),) if bias else ()
+    return (*out, Rowwise("conv_silu", "b t c", ACTIVATION, axes)) if silu else out

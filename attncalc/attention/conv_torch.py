@@ -7,8 +7,10 @@ from torch.nn import functional
 from attncalc.attention.torch_base import Cache, operation
 
 
-def convolve(mixed: Tensor, taps: Tensor, cache: Cache | None, bias: Tensor | None = None) -> Tensor:
-    """SiLU of the causal depthwise convolution of [B, T, channels] with `taps` [channels, 1, W].
+def convolve(
+    mixed: Tensor, taps: Tensor, cache: Cache | None, bias: Tensor | None = None, *, silu: bool = True
+) -> Tensor:
+    """The causal depthwise convolution of [B, T, channels] with `taps` [channels, 1, W], and its SiLU.
 
     What came before stands in `conv_state` [B, 1, W - 1, channels] of the cache, where the last columns are kept.
     """
@@ -20,4 +22,4 @@ def convolve(mixed: Tensor, taps: Tensor, cache: Cache | None, bias: Tensor | No
         cache.buffers["conv_state"] = seen[:, None, seen.shape[1] - kept :].clone()
     with operation("conv"):
         out = functional.conv1d(seen.mT, taps, bias, groups=taps.shape[0])
-    return functional.silu(out.mT)
+    return functional.silu(out.mT) if silu else out.mT

@@ -26,7 +26,8 @@ S = TypeVar("S", bound=Attention)
 class StateLayer(nn.Module, Generic[S]):
     """One layer of `spec`, whose parameters are `spec.weights(form)` and whose cache holds all that came before.
 
-    `eps` None is `default_eps`; variants without a norm have it for the signature that all layers share.
+    `form` None is the variant's first. `eps` None is `default_eps`; variants without a norm have it for the signature
+    that all layers share.
 
     Raises:
         AttncalcError: the variant has no such form.
@@ -39,7 +40,7 @@ class StateLayer(nn.Module, Generic[S]):
         self,
         spec: S,
         reach: Reach = FULL,
-        form: str = "recurrent",
+        form: str | None = None,
         *,
         cached: str | None = None,
         path: KernelPath | None = None,
@@ -48,6 +49,7 @@ class StateLayer(nn.Module, Generic[S]):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        form = spec.forms[0] if form is None else form
         self.spec, self.reach, self.form, self.cached = spec, reach, check_form(spec, form), cached or form
         if reach != FULL:
             raise ValueError(f"a state holds all that came before: reach {reach.text} does not apply")

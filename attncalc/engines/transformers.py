@@ -113,11 +113,12 @@ class Transformers(Layered):
         if isinstance(attention, CSA):
             return transformers_v4.layout(attention, kept)
         layout = attention.cache(kept, form)
-        return tuple(t._replace(rows=t.rows + 1) if t.name == "conv_state" else t for t in layout)
+        more = int(self._keeps_kernel(group))
+        return tuple(t._replace(rows=t.rows + more) if t.name == "conv_state" else t for t in layout)
 
     def stored(self, model: Model, group: LayerGroup, ops: Ops) -> Ops:
         """Broadcast K and V move for every query head; a convolution state moves with all of its columns."""
-        rules = [("conv_state", "u", "w")]
+        rules = [("conv_state", "u", "w")] if self._keeps_kernel(group) else []
         if self._broadcasts(model, group):
             rules += [("k", "g", "g j"), ("v", "g", "g j")]
         return Ops(tuple(_moved(op, rules) for op in ops.contractions), ops.rowwise)
@@ -137,11 +138,16 @@ class Transformers(Layered):
         if group.reach.kind == "window":
             return "a sliding layer keeps window - 1 tokens, without the current one"
         layout = group.attention.cache(group.reach, group.attention.forms[0]) if group.attention else ()
-        if any(t.name == "conv_state" for t in layout):
+        if self._keeps_kernel(group) and any(t.name == "conv_state" for t in layout):
             return "a convolution state keeps as many columns as its kernel, one more than it needs"
         if group.reach.kind == "chunk":
             return "a chunked layer is kept as a sliding one: chunk - 1 tokens"
         return ""
+
+    @staticmethod
+    def _keeps_kernel(group: LayerGroup) -> bool:
+        """All convolutions but RecurrentGemma's keep as many columns as their kernel."""
+        return group.variant != "rg-lru"
 
     @staticmethod
     def _broadcasts(model: Model, group: LayerGroup) -> bool:

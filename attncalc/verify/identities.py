@@ -30,8 +30,10 @@ from attncalc.attention.mla_split import MLASplit
 from attncalc.attention.moba import MoBA
 from attncalc.attention.nsa import NSA
 from attncalc.attention.retnet import RetNet
+from attncalc.attention.rg_lru import RGLRU
 from attncalc.attention.rotary import Rotary
 from attncalc.attention.rwkv7 import RWKV7
+from attncalc.attention.short_conv import ShortConv
 from attncalc.attention.torch_base import Cache
 from attncalc.attention.tpa import TPA
 from attncalc.reach import FULL, Reach
@@ -275,6 +277,8 @@ def decode() -> Iterator[Proof]:
         "mamba2": (Mamba2(24, 6, 4, 2, 5, chunk_size=4), FULL),
         "mamba": (Mamba(24, 20, 5, 3, norms=True), FULL),
         "rwkv7": (RWKV7(24, 3, 6, 4, 5, 4, 3, 6), FULL),
+        "rg-lru": (RGLRU(24, 20, 4, 3), FULL),
+        "short-conv": (ShortConv(24, 20, 3), FULL),
         "nsa": (NSA(32, 4, 2, 8, 6, 4, 4, 2, 0, 4, 2, 1, 1, 3), FULL),
         "nsa, MLP": (NSA(32, 4, 2, 8, 6, 4, 4, 2, 5, 4, 2, 1, 1, 3), FULL),
         "gqa-index": (IndexedGQA(32, 4, 2, 8, 6, 4, 6, 3, 2), FULL),

@@ -208,3 +208,41 @@ def make_scattered(cls: Any, spec: Any) -> Any:
         for p in layer.parameters():
             p.normal_(std=0.5)
     return layer
+
+
+def check_state_contract(cls: Any, spec: Any) -> None:
+    """`check_contract` for a variant whose cache is constant: its states are in float32."""
+    layer = cls(spec, device="meta", dtype=torch.bfloat16)
+    assert {n: tuple(p.shape) for n, p in layer.named_parameters()} == {w.name: w.sizes for w in spec.weights("")}
+    cache, form = Cache(), spec.forms[0]
+    for new in (6, 1, 3):
+        x = torch.empty(BATCH, new, spec.hidden_size, device="meta", dtype=torch.bfloat16)
+        with CountOperations() as counted, torch.inference_mode():
+            out = layer(x, cache)
+        assert (out.shape, out.dtype) == (x.shape, x.dtype)
+        ops = spec.ops(Step(Workload(cache.length, new, BATCH)), form, cached=form).contractions
+        assert counted.flops == by_name(ops)
+        assert counted.total == counted.flops.total()
+        kept = [t.at(cache.length, BATCH, Formats()) for t in spec.cache(FULL, form)]
+        held = {n: (tuple(t.shape), t.nbytes) for n, t in cache.tensors.items()}
+        assert held == {t.name: (t.shape, t.bytes) for t in kept}
+        assert cache.storage_bytes == sum(t.bytes for t in kept)
+
+
+def check_state_bytes(spec: Any, vectors: set[str]) -> None:
+    """A prompt costs the sum of its parts, states move once in a step, and products read all but `vectors`."""
+    form = spec.forms[0]
+
+    def products(context: int, new: int) -> tuple[Contraction, ...]:
+        return spec.ops(Step(Workload(context, new, 3)), form, cached=form).contractions  # type: ignore[no-any-return]
+
+    one = sum(op.flops for op in products(9, 1))
+    for new in (1, 2, 9):
+        ops = products(9, new)
+        assert sum(op.flops for op in ops) == new * one
+        assert all(2 * math.prod(op.gemm.values()) == op.flops for op in ops)
+        moved = [op.bytes(Formats()) for op in ops]
+        held = sum(t.at(9, 3, Formats()).bytes for t in spec.cache(FULL, form))
+        assert sum(b["cache"] for b in moved) == sum(b["cache_write"] for b in moved) == held
+        read = [w for w in spec.weights(form) if w.name not in vectors]
+        assert sum(b["weight"] for b in moved) == 2 * sum(w.elements for w in read)
