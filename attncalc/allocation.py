@@ -1,6 +1,7 @@
 """Cache bytes of a model: per token, per layer, per sequence, on the GPU that holds most."""
 
 from dataclasses import dataclass, field, replace
+from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
 from attncalc.cache import Tensor, total_bytes
@@ -47,7 +48,10 @@ class Page(NamedTuple):
 
 
 class LayerCache(NamedTuple):
-    """The cache of one group of equal layers; `tensors` are one layer's, `padding` its bytes beyond them."""
+    """The cache of one group of equal layers; `tensors` are one layer's, `padding` its bytes beyond them.
+
+    `period`: tokens after which the bytes are never fewer than before; 1 where they never fall.
+    """
 
     group: LayerGroup
     cached: str
@@ -57,6 +61,7 @@ class LayerCache(NamedTuple):
     bytes_fixed: int
     padding: int = 0
     pages: tuple[Page, ...] = ()
+    period: int = 1
 
     @property
     def layers(self) -> int:
@@ -146,6 +151,11 @@ class Allocation(NamedTuple):
     def bytes_total(self) -> int:
         """Sum of the layers and the overhead."""
         return sum(layer.bytes for layer in self.layers) + self.bytes_overhead
+
+    @property
+    def period(self) -> int:
+        """Tokens after which the bytes are never fewer than before."""
+        return lcm(*(layer.period for layer in self.layers))
 
     @property
     def bytes_per_sequence(self) -> int:

@@ -30,6 +30,10 @@ class Growth(Protocol):
         """Tokens that share a row."""
 
     @property
+    def period(self) -> int:
+        """Tokens after which there are never fewer rows than before; 1 where rows are only added."""
+
+    @property
     def stored_formula(self) -> str:
         """How `stored` is computed; empty where it is the context."""
 

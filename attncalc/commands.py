@@ -32,29 +32,32 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 
-def _model_inputs(named: list[Named], resolved: list[Resolved], engines: list[str]) -> Row:
+def model_inputs(named: list[Named], resolved: list[Resolved], engines: list[str]) -> Row:
+    """Models, engines and workload, as they stand in `inputs`."""
     return {
         "models": [named_record(n) for n in named],
         "engines": engines,
-        "context": _common([r.workload.context for r in resolved]),
-        "new_tokens": _common([r.workload.new_tokens for r in resolved]),
+        "context": common([r.workload.context for r in resolved]),
+        "new_tokens": common([r.workload.new_tokens for r in resolved]),
         "batch": resolved[0].workload.batch,
         "tp": resolved[0].tp,
     }
 
 
-def _common(values: list[Any]) -> Any:
+def common(values: list[Any]) -> Any:
     """The value, where all are the same."""
     return values[0] if len(set(values)) == 1 else values
 
 
-def _notes(resolved: list[Resolved]) -> list[str]:
+def notes_of(resolved: list[Resolved]) -> list[str]:
+    """What was remarkable about the inputs."""
     return [note for r in resolved for note in r.notes]
 
 
-def _one_conventions(resolved: list[Resolved]) -> Row:
+def one_conventions(resolved: list[Resolved]) -> Row:
+    """The conventions, of all models together."""
     record = conventions_record(resolved[0].conventions)
-    return record | {"kv_dtype": _common([r.conventions.formats.kv for r in resolved])}
+    return record | {"kv_dtype": common([r.conventions.formats.kv for r in resolved])}
 
 
 def cache(positional: list[str], options: list[str], engines: list[str], asked: Options) -> Report:
@@ -79,26 +82,26 @@ def cache(positional: list[str], options: list[str], engines: list[str], asked: 
         )
         return made, baselines(made, mtp=asked.mtp)
 
-    made, refused, used = _under_engines(named, resolved, engines, asked.engine, compute)
-    notes = _notes(resolved)
+    made, refused, used = under_engines(named, resolved, engines, asked.engine, compute)
+    notes = notes_of(resolved)
     for allocation, compared in made:
         notes += [f"{allocation.model.id}, {allocation.engine}: {r.rule} ({r.bytes:+,} B)" for r in allocation.reasons]
         notes += [f"{allocation.model.id}: no {b.name} of these heads: {b.reason}" for b in compared if b.reason]
         notes += [f"{allocation.model.id}: {line}" for line in allocation.replicated]
         notes += [f"{allocation.model.id}, {allocation.engine}: {line}" for line in allocation.shares]
-    inputs = _model_inputs(named, resolved, used)
+    inputs = model_inputs(named, resolved, used)
     del inputs["new_tokens"]
     if asked.engine.given:
         inputs["engine_options"] = asked.engine.record()
-    conventions = _one_conventions(resolved)
-    conventions["state_dtype"] = _common([a.formats.of("state", 1).name for a, _ in made])
-    conventions["conv_dtype"] = _common([a.formats.of("conv", 1).name for a, _ in made])
+    conventions = one_conventions(resolved)
+    conventions["state_dtype"] = common([a.formats.of("state", 1).name for a, _ in made])
+    conventions["conv_dtype"] = common([a.formats.of("conv", 1).name for a, _ in made])
     from attncalc.report.cache import cache_report
 
     return cache_report(inputs, conventions, made, list(dict.fromkeys(notes + refused)))
 
 
-def _under_engines(
+def under_engines(
     named: list[Named],
     resolved: list[Resolved],
     engines: list[str],
@@ -150,18 +153,18 @@ def flops(positional: list[str], options: list[str], engines: list[str], asked: 
             options=settings,
         )
 
-    costs, refused, used = _under_engines(named, resolved, engines, asked.engine, compute)
-    inputs = _model_inputs(named, resolved, used) | {"phase": costs[0].workload.phase}
+    costs, refused, used = under_engines(named, resolved, engines, asked.engine, compute)
+    inputs = model_inputs(named, resolved, used) | {"phase": costs[0].workload.phase}
     if asked.engine.given:
         inputs["engine_options"] = asked.engine.record()
-    notes = _notes(resolved) + refused + [n.model.partial_note for n in named if n.model.partial_note]
+    notes = notes_of(resolved) + refused + [n.model.partial_note for n in named if n.model.partial_note]
     for cost in costs:
         silent = [w.name for w in cost.model.extras(mtp=asked.mtp) if w.operation == "none" and w.place != "embedding"]
         if silent:
             notes.append(f"{cost.model.id}: elementwise work with {', '.join(silent)} is in no count")
     from attncalc.report.flops import flops_report
 
-    return flops_report(inputs, _one_conventions(resolved), costs, list(dict.fromkeys(notes)))
+    return flops_report(inputs, one_conventions(resolved), costs, list(dict.fromkeys(notes)))
 
 
 def compare(
@@ -214,11 +217,11 @@ def compare(
         "tp": first.tp,
         "device": accelerator.id if accelerator else None,
     }
-    conventions = _one_conventions(resolved)
+    conventions = one_conventions(resolved)
     dtype = first.conventions.formats.activation
     from attncalc.report.compare import compare_report
 
-    return compare_report(inputs, conventions, chosen, accelerator, dtype, [*notes, *_notes(resolved)])
+    return compare_report(inputs, conventions, chosen, accelerator, dtype, [*notes, *notes_of(resolved)])
 
 
 def _check_used(variants: list[str], like: str | None, sizes: Mapping[str, str | None]) -> None:
@@ -302,7 +305,7 @@ def explain(variant: str | None, models: list[str], asked: Options) -> Report:
                     form, cached = profile.execution(group.attention, r.workload, wish, EngineOptions())
                     layer = Layer(group.variant, group.attention, group.reach, form, n.model.id, group.indices)
                     chosen.append((layer, cached, r))
-        inputs = _model_inputs(named, resolved, ["logical"])
+        inputs = model_inputs(named, resolved, ["logical"])
     rows: list[Row] = []
     seen = set[tuple[object, ...]]()
     for layer, cached, r in chosen:
@@ -314,7 +317,7 @@ def explain(variant: str | None, models: list[str], asked: Options) -> Report:
         seen.add(key)
     workload = resolved[0].workload
     inputs |= {"context": workload.context, "new_tokens": workload.new_tokens, "batch": workload.batch}
-    return explain_report(inputs, _one_conventions(resolved), rows, _notes(resolved))
+    return explain_report(inputs, one_conventions(resolved), rows, notes_of(resolved))
 
 
 def models(names: list[str], *, mtp: bool) -> Report:

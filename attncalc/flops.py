@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from attncalc.allocation import check_form_known, model_formats, own_form
 from attncalc.attention.base import Step
 from attncalc.axes import Dim, Weight
-from attncalc.dtypes import Formats, whole_bytes
 from attncalc.engines import check_options
 from attncalc.engines import engine as find_engine
 from attncalc.engines.options import EngineOptions
@@ -27,6 +26,7 @@ from attncalc.ops import (
     weight,
 )
 from attncalc.units import parse_count
+from attncalc.weights import matrix_bytes, norm_bytes
 from attncalc.workload import Conventions, Workload
 
 if TYPE_CHECKING:
@@ -213,19 +213,9 @@ def layer_cost(
         blocks = (attention is not None) + (ffn is not None)
         rowwise.append(Rowwise("residual", "b t D", blocks * RESIDUAL, axes))
     formats = conventions.formats
-    held = sum(_weight_bytes(w.sizes, formats, w.kind) for w in weights)
-    held += _norm_bytes(model, group.norms, formats)
+    held = sum(matrix_bytes(w.sizes, formats, w.kind) for w in weights)
+    held += norm_bytes(model, group.norms, formats)
     return LayerCost(group, form, attention_ops, ffn_ops, tuple(rowwise), held)
-
-
-def _weight_bytes(shape: tuple[int, ...], formats: Formats, kind: str = "weight") -> int:
-    *lead, last = shape
-    return whole_bytes(prod(lead) * formats.row(kind, last), "weights")
-
-
-def _norm_bytes(model: Model, norms: int, formats: Formats) -> int:
-    vectors = model.norm_elements(norms) // model.hidden_size
-    return _weight_bytes((vectors, model.hidden_size), formats, "vector")
 
 
 def _head(model: Model, workload: Workload, conventions: Conventions, tp: int) -> tuple[Ops, int]:
@@ -248,11 +238,11 @@ def _head(model: Model, workload: Workload, conventions: Conventions, tp: int) -
         x, out = activation("x", "b t D"), activation("logits", "b t V")
         logits_of += [product("mtp_lm_head", x, read, out, axes)] * layers
     formats = conventions.formats
-    held = _weight_bytes((vocabulary, model.hidden_size), formats)
-    held += _norm_bytes(model, int(model.final_norm), formats)
+    held = matrix_bytes((vocabulary, model.hidden_size), formats)
+    held += norm_bytes(model, int(model.final_norm), formats)
     if not model.tie_word_embeddings:  # a tied table is read whole by the head
         rows = min(vocabulary, workload.batch * workload.new_tokens)
-        held += _weight_bytes((rows, model.hidden_size), formats)
+        held += matrix_bytes((rows, model.hidden_size), formats)
     rowwise = []
     if model.final_norm:
         every = axes | {"t": Dim(workload.new_tokens, "new_tokens")}
@@ -272,7 +262,7 @@ def _extra(
             shape = (-(-shape[0] // tp), *shape[1:])
         if w.place == "embedding":
             shape = (min(shape[0], workload.batch * workload.new_tokens), *shape[1:])
-        held += w.copies * _weight_bytes(shape, conventions.formats, "weight" if len(shape) > 1 else "vector")
+        held += w.copies * matrix_bytes(shape, conventions.formats, "weight" if len(shape) > 1 else "vector")
         if w.operation != "none":
             axes = {
                 "b": Dim(workload.batch, "batch"),

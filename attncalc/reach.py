@@ -106,6 +106,11 @@ class Reach(NamedTuple):
         return ratio(1, self.tokens_per_row)
 
     @property
+    def period(self) -> int:
+        """Rows are only added."""
+        return 1
+
+    @property
     def stored_formula(self) -> str:
         """How `stored` is computed; empty where it is the context."""
         if self.bounded:

@@ -204,6 +204,8 @@ def _convention_notes(report: Report) -> tuple[str, ...]:
         kept += f", constant states {c['state_dtype']}, convolution states {c['conv_dtype']}"
     if report.command == "cache":
         return (kept,)
+    if report.command == "fit":
+        return (f"weights {c['weight_dtype']} (every matrix, embedding and head too), {kept}",)
     pairs = "exact attended pairs" if c["count"] == "causal" else "every new token with every key present"
     apart = "softmax, norms, rotation and gates apart"
     chip = "scores on chip, where the value product finds what score has read"

@@ -1,14 +1,19 @@
 """Numbers as people write and read them."""
 
 import re
+from typing import TYPE_CHECKING
 
 from attncalc.errors import AttncalcError, shown
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 MAX_COUNT = 2**53
 """Largest count that JSON readers keep exact."""
 
 _COUNT = re.compile(r"(\d+(?:_\d+)*|\d{1,3}(?:,\d{3})+)([kKM]?)")
 _COUNT_SCALE = {"": 1, "k": 2**10, "K": 2**10, "M": 2**20}
+_RATIO = re.compile(r"\d{1,9}(\.\d{1,9}|/[1-9]\d{0,8})?", re.ASCII)
 _BYTES = re.compile(r"(\d+)(?:\.(\d+))?\s*(B|[kMGT]B|[KMGT]iB)")
 _BYTE_SCALE = {"B": 1} | {
     f"{prefix}{suffix}": base**power
@@ -49,6 +54,19 @@ def parse_bytes(text: str, where: str) -> int:
     whole, fraction, unit = found[1], found[2] or "", found[3]
     scale: int = _BYTE_SCALE[unit]
     return int(whole + fraction) * scale // int(10 ** len(fraction))
+
+
+def parse_ratio(text: str, where: str) -> "Fraction":
+    """An exact number such as `0.9` or `1/4`.
+
+    Raises:
+        AttncalcError: a sign, an exponent, a percentage.
+    """
+    from fractions import Fraction
+
+    if not _RATIO.fullmatch(text.strip()):
+        raise AttncalcError(where, "must be a number such as 0.8 or 1/4", got=shown(text))
+    return Fraction(text.strip())
 
 
 def significant(value: float) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from attncalc import __version__
-from attncalc.cli import analytic, catalogue, proof
+from attncalc.cli import analytic, capacity, catalogue, proof
 from attncalc.errors import AttncalcError, one_line
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for module in (analytic, catalogue, proof):
+for module in (analytic, capacity, catalogue, proof):
     for command in module.COMMANDS:
         app.command()(command)
 

@@ -1,6 +1,7 @@
 """Engines that keep each layer's tensors by themselves, without pages: what `logical` and `transformers` share."""
 
 from dataclasses import replace
+from math import lcm
 
 from attncalc.allocation import Allocation, LayerCache, Reason, Request, Stage, own_form, replicated
 from attncalc.attention.base import Attention
@@ -61,7 +62,9 @@ class Layered:
         growth = sum(t.growth_bits(request.context, request.formats) for t in layout)
         fixed = sum(made.bytes for t, made in zip(layout, tensors, strict=True) if t.reach is None)
         elements = sum(t.elements_per_token for t in growing(layout, request.context))
-        return LayerCache(group, cached, tensors, ratio(elements.numerator, elements.denominator), growth, fixed)
+        each = ratio(elements.numerator, elements.denominator)
+        period = lcm(*(t.reach.period for t in layout if t.reach))
+        return LayerCache(group, cached, tensors, each, growth, fixed, period=period)
 
     def allocate(self, model: Model, request: Request) -> Allocation:
         """The layers of the largest stage, one by one."""

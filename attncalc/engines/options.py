@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from attncalc.errors import AttncalcError, shown
-from attncalc.units import parse_count
+from attncalc.units import parse_count, parse_ratio
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -100,15 +100,5 @@ def read_options(**text: Any) -> EngineOptions:
     if "pp" in values:
         values["pp"] = tuple(parse_count(part.strip(), "--pp") for part in values["pp"].split(","))
     if "swa_ratio" in values:
-        values["swa_ratio"] = _ratio(values["swa_ratio"])
+        values["swa_ratio"] = parse_ratio(values["swa_ratio"], "--swa-ratio")
     return EngineOptions(**values)
-
-
-def _ratio(text: str) -> "Fraction":
-    """A decimal such as 0.8, or p/q."""
-    import re
-    from fractions import Fraction
-
-    if not re.fullmatch(r"\d{1,9}(\.\d{1,9}|/[1-9]\d{0,8})?", text.strip()):
-        raise AttncalcError("--swa-ratio", "must be a number such as 0.8 or 1/4", got=shown(text))
-    return Fraction(text.strip())

@@ -1,0 +1,159 @@
+"""The command `fit`: options in, report out."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from attncalc.capacity import Capacity, Memory, fit
+from attncalc.commands import model_inputs, notes_of, one_conventions, under_engines
+from attncalc.engines.log import FRACTION_OF_FREE
+from attncalc.engines.options import EngineOptions
+from attncalc.errors import AttncalcError
+from attncalc.inputs import Options, Resolved, find_models, resolve
+from attncalc.model import Model
+from attncalc.report import Report
+from attncalc.units import binary_bytes, parse_bytes, parse_count, parse_ratio
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+Row = dict[str, Any]
+DEFAULT_FRACTION = "0.9"
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """What a user said about the GPUs, as typed; None is not given."""
+
+    device: str | None = None
+    gpus: str | None = None
+    memory_fraction: str | None = None
+    reserve: str | None = None
+    free_memory: str | None = None
+    memory: str | None = None
+    tp: str | None = None
+
+
+def run(positional: list[str], options: list[str], engines: list[str], asked: Options, given: MemoryOptions) -> Report:
+    """`attncalc fit`."""
+    memory, inputs = _memory(given)
+    asked = replace(asked, tp=str(_tensor_parallel(given, asked.engine)))
+    named = find_models(positional, options)
+    resolved = [resolve(asked, n.model) for n in named]
+
+    def compute(model: Model, r: Resolved, engine: str, settings: EngineOptions) -> Capacity:
+        w, c = r.workload, r.conventions
+        mine = memory
+        if memory.free is not None and engine not in FRACTION_OF_FREE:
+            if given.memory_fraction is not None:
+                rule = f"{engine} takes it of the whole memory, which --free-memory does not say"
+                raise AttncalcError("--memory-fraction", rule, got=given.memory_fraction)
+            mine = memory._replace(fraction=1)
+        return fit(
+            model,
+            w.context,
+            mine,
+            batch=w.batch,
+            engine=engine,
+            form=c.form,
+            tp=r.tp,
+            mtp=asked.mtp,
+            formats=c.formats,
+            options=settings,
+        )
+
+    made, refused, used = under_engines(named, resolved, engines, asked.engine, compute)
+    inputs = model_inputs(named, resolved, used) | _split(asked) | inputs
+    del inputs["new_tokens"]
+    if asked.engine.given:
+        inputs["engine_options"] = asked.engine.record()
+    notes = notes_of(resolved) + [note for c in made for note in _notes(c, memory)] + refused
+    from attncalc.report.fit import fit_report
+
+    return fit_report(inputs, one_conventions(resolved), made, list(dict.fromkeys(notes)))
+
+
+def _memory(given: MemoryOptions) -> tuple[Memory, Row]:
+    """The memory of one GPU, and how it stands in `inputs`."""
+    ways = {"--device": given.device, "--free-memory": given.free_memory, "--memory": given.memory}
+    named = [name for name, value in ways.items() if value is not None]
+    if not named:
+        hint = "Give --device h100, --free-memory 60GB, or --memory 5.38GiB, the budget of the cache"
+        raise AttncalcError("fit", "needs a memory", hint=hint)
+    if len(named) > 1:
+        raise AttncalcError(named[1], f"cannot be given beside {named[0]}")
+    if given.memory is not None:
+        for name, value in (("--memory-fraction", given.memory_fraction), ("--reserve", given.reserve)):
+            if value is not None:
+                raise AttncalcError(name, "cannot be given beside --memory, which is the budget itself", got=value)
+        budget = parse_bytes(given.memory, "--memory")
+        return Memory(cache=budget), {"memory_bytes": budget}
+    fraction = _fraction(given.memory_fraction or DEFAULT_FRACTION)
+    reserve = 0 if given.reserve is None else parse_bytes(given.reserve, "--reserve")
+    shared: Row = {"memory_fraction": float(fraction), "reserve_bytes": reserve}
+    if given.free_memory is not None:
+        free = parse_bytes(given.free_memory, "--free-memory")
+        return Memory(free=free, fraction=fraction, reserve=reserve), {"free_memory_bytes": free} | shared
+    from attncalc.presets import load_device
+
+    device = load_device(given.device or "")
+    record = {"device": device.id, "device_memory_bytes": device.memory_bytes} | shared
+    return Memory(total=device.memory_bytes, fraction=fraction, reserve=reserve), record
+
+
+def _fraction(text: str) -> "Fraction":
+    fraction = parse_ratio(text, "--memory-fraction")
+    if not 0 < fraction <= 1:
+        raise AttncalcError("--memory-fraction", "must be above 0 and at most 1", got=text)
+    return fraction
+
+
+def _stages(settings: EngineOptions) -> int:
+    return 1 if settings.pp is None else settings.pp[0] if len(settings.pp) == 1 else len(settings.pp)
+
+
+def _replicas(settings: EngineOptions) -> int:
+    """Replicas on GPUs of their own; those of the attention alone lie within tp."""
+    return 1 if settings.dp_attention else settings.dp or 1
+
+
+def _tensor_parallel(given: MemoryOptions, settings: EngineOptions) -> int:
+    """`--tp`; all of `--gpus` where neither it nor another split is given.
+
+    Raises:
+        AttncalcError: the splits do not use every GPU, or decode context parallelism does not divide tp.
+    """
+    gpus = None if given.gpus is None else parse_count(given.gpus, "--gpus")
+    split = given.tp is not None or settings.pp is not None or settings.dp is not None
+    tp = parse_count(given.tp, "--tp") if given.tp is not None else 1 if split or gpus is None else gpus
+    used = tp * _stages(settings) * _replicas(settings)
+    if gpus is not None and used != gpus:
+        rule = "must be the product of --tp, --pp and --dp"
+        rest, left = divmod(gpus, used)
+        hint = f"Give --tp {rest}" if given.tp is None and not left else ""
+        raise AttncalcError("--gpus", rule, got=f"{gpus}, where they use {used}", hint=hint)
+    for name, inner in (("--dcp", settings.dcp), ("--dp", settings.dp if settings.dp_attention else None)):
+        if inner is not None and tp % inner:
+            raise AttncalcError(name, f"must divide --tp, {tp}", got=inner)
+    return tp
+
+
+def _split(asked: Options) -> Row:
+    settings, tp = asked.engine, int(asked.tp)
+    pp, dp = _stages(settings), settings.dp or 1
+    return {"pp": pp, "dp": dp, "dcp": settings.dcp or 1, "gpus": tp * pp * _replicas(settings)}
+
+
+def _notes(made: Capacity, memory: Memory) -> list[str]:
+    model, full = made.model, made.full
+    notes = [model.partial_note] if model.partial_note else []
+    notes += [f"{model.id}: {line}" for line in made.replicated]
+    if full.bytes_budget < 0:
+        over = binary_bytes(-full.bytes_budget)
+        notes.append(f"{model.id}: weights and reserve exceed the memory of a GPU by {over}")
+    if made.longest is None:
+        notes.append(f"{model.id}: its cache does not grow with the tokens, so a sequence may have any length")
+    if memory.cache is None:
+        notes.append(
+            "not modelled: activations, graphs, buffers of communication, fragmentation; --reserve is for them"
+        )
+    return notes

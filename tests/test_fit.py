@@ -1,0 +1,327 @@
+"""What fits: the search against brute force, the weights against parameters, the budget by hand, the command."""
+
+import re
+from itertools import accumulate
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attncalc as package
+from attncalc import AttncalcError
+from attncalc.capacity import Memory, fit, longest
+from attncalc.dtypes import Formats
+from attncalc.engines import ENGINES
+from attncalc.engines.options import EngineOptions
+from attncalc.presets import ids
+from attncalc.units import MAX_COUNT
+from attncalc.weights import bytes_on_gpu
+from tests.conftest import Command
+
+GiB = 2**30
+
+
+def scan(curve: list[int], budget: int) -> int:
+    """How many of the first values fit, up to one that does not."""
+    return next((i for i, kept in enumerate(curve) if kept > budget), len(curve))
+
+
+# The search.
+
+
+@given(
+    steps=st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    saw=st.lists(st.integers(0, 20), min_size=1, max_size=7),
+    budget=st.integers(0, 120),
+    limit=st.integers(1, 200),
+)
+def test_the_search_finds_what_a_scan_finds(steps: list[int], saw: list[int], budget: int, limit: int) -> None:
+    """A growing curve plus a saw of some period: never less than a period before."""
+    growing = list(accumulate(steps))
+    period = len(saw)
+    curve = [growing[min(n, len(growing) - 1)] + saw[n % period] for n in range(limit + 2)]
+    assert longest(lambda n: curve[n] <= budget, period, limit) == scan(curve[1 : limit + 1], budget)
+
+
+def test_the_search_asks_little() -> None:
+    asked = []
+
+    def fits(n: int) -> bool:
+        asked.append(n)
+        return n <= 123_456_789
+
+    assert longest(fits) == 123_456_789
+    assert len(asked) < 60
+    assert longest(lambda _: True) == MAX_COUNT
+    assert longest(lambda _: False) == 0
+
+
+# Every model under every engine: one token more would be too much.
+
+MONOTONE = (
+    "llama-3.1-8b",
+    "deepseek-v3.2",
+    "gpt-oss-20b",
+    "gemma-4-e2b",
+    "kimi-linear-48b-a3b",
+    "llama-4-scout",
+    "mimo-v2-flash",
+    "jamba-v0.1",
+)
+BUDGETS = (10**7, 3 * 10**8, 4 * 10**9, 7 * 10**10, 123_456_789_012)
+
+
+def check(preset: str, engine: str, budget: int, batch: int = 1) -> None:
+    """The answer and its neighbours, by the allocation that `cache` prints."""
+    model = package.load(preset)
+
+    def kept(n: int, sequences: int = batch) -> int:
+        return model.cache(n, engine=engine, batch=sequences).bytes_total
+
+    try:
+        kept(1000)
+    except AttncalcError:  # a model that this engine does not run
+        return
+    found = fit(model, 1000, Memory(cache=budget), engine=engine, batch=batch)
+    n = found.longest if batch == 1 else found.longest_of_batch
+    if n is None:  # the cache does not grow
+        assert kept(MAX_COUNT) <= budget
+    else:
+        # deepseek-v4 under transformers: an unfinished block has up to 127 tokens
+        before = range(max(1, n - 128), n + 1) if preset.startswith("deepseek-v4") else [n][: bool(n)]
+        assert max(map(kept, before), default=0) <= budget < kept(n + 1)
+    b = found.sequences
+    assert b is not None
+    assert (kept(1000, b) if b else 0) <= budget < kept(1000, b + 1)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("preset", MONOTONE)
+def test_one_token_more_is_too_much(preset: str, engine: str) -> None:
+    for budget in BUDGETS[1:3]:
+        check(preset, engine, budget)
+        check(preset, engine, budget, batch=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("preset", ids("models"))
+def test_one_token_more_is_too_much_for_every_model(preset: str, engine: str) -> None:
+    for budget in BUDGETS:
+        for batch in (1, 3):
+            check(preset, engine, budget, batch)
+
+
+@pytest.mark.parametrize(
+    ("preset", "every"),
+    [("deepseek-v4-flash", 400), pytest.param("deepseek-v4-pro", 23, marks=pytest.mark.slow)],
+)
+def test_a_cache_that_shrinks_now_and_then_is_scanned(preset: str, every: int) -> None:
+    """transformers folds every 4 or 128 tokens into an entry: after 127 tokens the cache is larger than after 128."""
+    model = package.load(preset)
+    curve = [model.cache(n, engine="transformers").bytes_total for n in range(1, 400)]
+    assert sorted(curve) != curve
+    for budget in (*curve[::every], curve[126] - 1, max(curve[:300])):
+        if scan(curve, budget) < len(curve):
+            assert fit(model, 10, Memory(cache=budget), engine="transformers").longest == scan(curve, budget)
+
+
+def test_a_constant_cache_has_room_for_any_length() -> None:
+    model = package.load("rwkv7-goose-1.4b-pile")
+    one = model.cache(1).bytes_total
+    made = fit(model, 1000, Memory(cache=5 * one + 1))
+    assert (made.longest, made.tokens, made.tokens_one_sequence, made.sequences) == (None, None, None, 5)
+    assert made.limiting is None
+    none = fit(model, 1000, Memory(cache=one - 1))
+    assert (none.longest, none.sequences, none.limiting) == (0, 0, "memory")
+
+
+def test_the_published_maximum_limits_a_sequence_and_no_pool() -> None:
+    model = package.load("llama-3.1-8b")
+    made = fit(model, 131_072, Memory(cache=40 * GiB), batch=2)
+    assert made.tokens == 40 * GiB // 131_072 == 327_680
+    assert (made.tokens_one_sequence, made.limiting) == (131_072, "model_maximum")
+    assert (made.sequences, made.context_of_batch) == (2, 131_072)
+
+
+# The weights.
+
+
+@pytest.mark.parametrize("preset", ids("models"))
+def test_weights_of_one_gpu_are_the_parameters(preset: str) -> None:
+    model = package.load(preset)
+    for mtp in {False, model.mtp is not None}:
+        parts = model.parameter_parts(mtp=mtp)
+        assert bytes_on_gpu(model, model.layer_groups(mtp=mtp), Formats(), mtp=mtp) == 2 * sum(parts.values())
+
+
+def test_weights_of_eight_gpus() -> None:
+    """DeepSeek-V3: what is split and what every GPU holds, from the published dimensions."""
+    model, tp = package.load("deepseek-v3"), 8
+    D, H = 7168, 128
+    whole = 61 * (1536 * D + 1536 + 576 * D + 512)  # down-projections of q and kv, their norms
+    whole += 61 * 2 * D + D + 58 * (256 * D + 256)  # norms, routers, corrections
+    split = 61 * (H * 192 * 1536 + H * 256 * 512 + D * H * 128)
+    split += 3 * 3 * D * 18_432 + 58 * 257 * 3 * D * 2048 + 2 * 129_280 * D
+    assert (whole + split) * 2 == bytes_on_gpu(model, model.groups, Formats())
+    assert (whole + split // tp) * 2 == bytes_on_gpu(model, model.groups, Formats(), tp=tp)
+    # fp8 matrices; norms and corrections stay in 16 bits
+    vectors = 61 * (1536 + 512 + 2 * D) + D + 58 * 256
+    fp8 = bytes_on_gpu(model, model.groups, Formats(weight="fp8"), tp=tp)
+    assert fp8 == whole + split // tp + vectors
+
+
+def test_key_value_heads_are_repeated_beyond_their_number() -> None:
+    """llama-3.1-8b on 16 GPUs: 2 query heads each, and one of the 8 KV heads."""
+    model = package.load("llama-3.1-8b")
+    layer = 2 * 2 * 128 * 4096 + 2 * 128 * 4096 + 3 * 4096 * 14_336 // 16 + 2 * 4096
+    tables = 2 * 128_256 // 16 * 4096
+    assert bytes_on_gpu(model, model.groups, Formats(), tp=16) == 2 * (32 * layer + tables + 4096)
+
+
+def test_stages_share_the_weights() -> None:
+    model = package.load("llama-3.2-1b")  # its embedding and head are one table
+    first, last = (
+        model.groups[0]._replace(indices=tuple(range(6))),
+        model.groups[0]._replace(indices=tuple(range(6, 16))),
+    )
+    a = bytes_on_gpu(model, (first,), Formats(), last=False)
+    b = bytes_on_gpu(model, (last,), Formats(), first=False)
+    assert a + b == bytes_on_gpu(model, model.groups, Formats()) + 2 * 128_256 * 2048
+
+
+def test_the_stage_with_least_room_decides() -> None:
+    model = package.load("llama-3.1-8b")
+    options, memory = EngineOptions(pp=(8, 24)), Memory(total=24 * 10**9)
+    made = fit(model, 1000, memory, options=options)
+    small, large = made.rooms
+    assert [len(room.layers) for room in made.rooms] == [8, 24]
+    assert made.full == large
+    assert made.longest == large.bytes_budget // (24 * 4096) < small.bytes_budget // (8 * 4096)
+    # Where the weights are the same, the stage with more layers decides.
+    even = fit(model, 1000, Memory(cache=10**9), options=options)
+    assert even.longest == 10**9 // (24 * 4096)
+
+
+def test_a_stage_of_unknown_weights_is_refused() -> None:
+    model = package.load("deepseek-v4-flash")
+    with pytest.raises(AttncalcError, match="the stage of some weights"):
+        fit(model, 1000, Memory(total=10**11), options=EngineOptions(pp=(20, 23)))
+
+
+# The budget.
+
+
+def test_budgets() -> None:
+    from fractions import Fraction
+
+    memory = Memory(total=1001, fraction=Fraction(9, 10), reserve=100)
+    assert memory.budget(300, "logical") == 900 - 300 - 100
+    assert memory.budget(300, "tensorrt-llm") == 540  # nine tenths of 601
+    assert Memory(free=601, fraction=Fraction(9, 10)).budget(300, "tensorrt-llm") == 540
+    assert Memory(free=601, reserve=1).budget(300, "vllm") == 600
+    assert Memory(cache=7).budget(300, "vllm") == 7
+
+
+# The command.
+
+
+def row(attncalc: Command, *words: str) -> dict[str, Any]:
+    made = attncalc("fit", *words, "--json")
+    assert made.status == 0, made.err
+    (only,) = made.record["results"]
+    assert isinstance(only, dict)
+    return only
+
+
+def test_the_contract(attncalc: Command) -> None:
+    words = ("deepseek-v3", "--device", "h200", "--gpus", "8", "--memory-fraction", "0.9", "--weight-dtype", "fp8")
+    made = attncalc("fit", *words, "--reserve", "4GB", "--json").record
+    assert made["command"] == "fit"
+    inputs = made["inputs"]
+    assert (inputs["tp"], inputs["pp"], inputs["dp"], inputs["dcp"], inputs["gpus"]) == (8, 1, 1, 1, 8)
+    assert (inputs["device"], inputs["device_memory_bytes"]) == ("h200", 150_754_820_096)
+    assert (inputs["memory_fraction"], inputs["reserve_bytes"]) == (0.9, 4 * 10**9)
+    (r,) = made["results"]
+    model = package.load("deepseek-v3")
+    assert r["bytes_weights"] == bytes_on_gpu(model, model.groups, Formats(weight="fp8"), tp=8)
+    assert r["bytes_budget"] == 150_754_820_096 * 9 // 10 - r["bytes_weights"] - 4 * 10**9
+    assert r["tokens"] == r["longest"] == r["bytes_budget"] // 70_272
+    assert (r["tokens_one_sequence"], r["limiting"]) == (163_840, "model_maximum")
+    assert r["sequences"] == r["bytes_budget"] // (70_272 * 131_072)
+    assert r["log_lines"] == []
+    assert r["bytes_used"] <= r["bytes_budget"] < r["bytes_one_token_more"]
+    assert any("--reserve" in note for note in made["notes"])
+
+
+def test_a_budget_of_its_own(attncalc: Command) -> None:
+    r = row(attncalc, "llama-3.1-8b", "--memory", "5.38GiB")
+    assert r["bytes_budget"] == int(538 * GiB // 100)
+    assert r["tokens"] == r["tokens_one_sequence"] == 538 * GiB // 100 // 131_072
+    assert (r["limiting"], r["sequences"]) == ("memory", 0)
+    assert row(attncalc, "llama-3.1-8b", "--memory", "5.38GiB", "-c", "10000")["sequences"] == 4
+    assert row(attncalc, "llama-3.1-8b", "--memory", "5.38GiB", "-b", "4")["context_of_batch"] == r["tokens"] // 4
+
+
+def test_mtp_takes_weights_and_cache(attncalc: Command) -> None:
+    plain, mtp = (row(attncalc, "deepseek-v3", "--memory", "8GiB", *w) for w in ((), ("--mtp",)))
+    assert (plain["tokens"], mtp["tokens"]) == (8 * GiB // (61 * 1152), 8 * GiB // (62 * 1152))
+    assert mtp["bytes_weights"] > plain["bytes_weights"]
+
+
+def test_sequences_of_all_replicas(attncalc: Command) -> None:
+    words = ("llama-3.1-8b", "--device", "h100", "-c", "8k")
+    one, four = row(attncalc, *words), row(attncalc, *words, "--gpus", "4", "--dp", "4")
+    assert four["tokens"] == one["tokens"]
+    assert four["sequences"] == 4 * one["sequences"]
+
+
+def test_memory_that_the_weights_exceed(attncalc: Command) -> None:
+    made = attncalc("fit", "deepseek-v3", "--device", "h100", "--json").record
+    (r,) = made["results"]
+    assert r["bytes_budget"] < 0
+    assert (r["tokens"], r["sequences"], r["limiting"]) == (0, 0, "memory")
+    assert any("exceed the memory" in note for note in made["notes"])
+
+
+def test_the_table(attncalc: Command) -> None:
+    text = attncalc("fit", "deepseek-v3", "--device", "h200", "--gpus", "8", "--weight-dtype", "fp8").out
+    assert "one GPU of tp 8" in text
+    assert "163,840" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"weights fp8", text)
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        ((), "fit"),
+        (("--memory", "1GB", "--device", "h100"), "--memory"),
+        (("--free-memory", "1GB", "--device", "h100"), "--free-memory"),
+        (("--memory", "1GB", "--reserve", "1GB"), "--reserve"),
+        (("--memory", "1GB", "--memory-fraction", "0.9"), "--memory-fraction"),
+        (("--free-memory", "1GB", "--memory-fraction", "0.9"), "--memory-fraction"),
+        (("--memory", "1"), "--memory"),
+        (("--memory", "-1GB"), "--memory"),
+        (("--device", "h100", "--memory-fraction", "90%"), "--memory-fraction"),
+        (("--device", "h100", "--memory-fraction", "1.5"), "--memory-fraction"),
+        (("--device", "h100", "--memory-fraction", "0"), "--memory-fraction"),
+        (("--device", "h1000"), "--device"),
+        (("--device", "h100", "--gpus", "0"), "--gpus"),
+        (("--device", "h100", "--gpus", "8", "--tp", "4"), "--gpus"),
+        (("--device", "h100", "--gpus", "8", "--pp", "2"), "--gpus"),
+        (("--device", "h100", "--gpus", "3"), "--tp"),
+        (("--memory", "1GB", "--form", "absorbed"), "--form"),
+        (("--memory", "1GB", "--slots", "2"), "--slots"),
+    ],
+)
+def test_what_is_refused(attncalc: Command, words: tuple[str, ...], where: str) -> None:
+    made = attncalc("fit", "llama-3.1-8b", *words)
+    assert (made.status, made.out) == (2, "")
+    assert made.err.startswith(f"{where}: ")
+    assert made.err.count("\n") == 1
+
+
+def test_the_hint_names_the_split(attncalc: Command) -> None:
+    assert "Give --tp 4" in attncalc("fit", "llama-3.1-8b", "--device", "h100", "--gpus", "8", "--pp", "2").err
