@@ -7,7 +7,7 @@ from attncalc.dtypes import ALIASES, Formats
 from attncalc.engines.options import EngineOptions
 from attncalc.errors import AttncalcError, shown
 from attncalc.model import Model
-from attncalc.presets import find_model, load
+from attncalc.presets import find_model, load, revision
 from attncalc.reach import Count
 from attncalc.units import parse_count
 from attncalc.workload import Conventions, Workload
@@ -42,11 +42,14 @@ class Named(NamedTuple):
     given: str
     found_by: str
     model: Model
+    revision: str | None = None
+    """The commit of a file from Hugging Face."""
 
 
 def named_record(named: Named) -> dict[str, Any]:
     """How a model was found, as it stands in JSON; and which reader read its configuration, if it has one."""
     record = {"given": named.given, "model": named.model.id, "found_by": named.found_by}
+    record |= {"revision": named.revision} if named.revision else {}
     return record | ({"read_by": named.model.reading.reader} if named.model.reading else {})
 
 
@@ -67,7 +70,7 @@ def find_models(positional: list[str], options: list[str]) -> list[Named]:
     named = []
     for name in names:
         path, found_by = find_model(name)
-        named.append(Named(name, found_by, load(path)))
+        named.append(Named(name, found_by, load(path), revision(path)))
     return named
 
 

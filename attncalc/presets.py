@@ -1,7 +1,8 @@
 """Finding, parsing and building models and devices from files. yaml is imported here and in `export` alone."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 24
 SUFFIXES = (".json", ".yaml", ".yml", ".gguf")
+_CACHED = re.compile(r"/models--(?P<org>[\w.-]+)--(?P<name>[\w.-]+)/snapshots/(?P<revision>[0-9a-f]{40})(/|$)")
+"""Where the cache of Hugging Face keeps a file of `org/name` at a commit."""
 
 
 def folder(kind: str) -> Path:
@@ -30,7 +33,7 @@ def ids(kind: str) -> list[str]:
 
 
 def find_model(name: str) -> tuple[Path, str]:
-    """The file that `name` means, and which rule found it: path, preset or hf_id.
+    """The file that `name` means, and which rule found it: path, preset, hf_id or hub.
 
     Raises:
         AttncalcError: nothing has that name, or the path cannot be read.
@@ -45,6 +48,10 @@ def find_model(name: str) -> tuple[Path, str]:
         for path in sorted(folder("models").glob("*.yaml")):
             if _hf_id(path) == name.lower():
                 return path, "hf_id"
+        from attncalc import hub
+
+        if hub.is_id(name) and not name.lower().endswith(SUFFIXES):
+            return hub.fetch(name), "hub"
     from attncalc.attention import VARIANTS
 
     known = "`attncalc models` lists all"
@@ -58,8 +65,10 @@ def find_model(name: str) -> tuple[Path, str]:
 
 
 def _exists(name: str) -> bool:
+    import os
+
     try:
-        return Path(name).exists()
+        return os.path.lexists(name)  # a link to nothing, or to itself, is there and cannot be read
     except (OSError, ValueError):
         return False
 
@@ -81,7 +90,16 @@ def load(model: str | Path | Mapping[str, Any]) -> "Model":
     if isinstance(model, Mapping):
         return build(model, "document", "document")
     path = model if isinstance(model, Path) else find_model(model)[0]
-    return build(read_document(path), _name(path), _own_name(path))
+    where = _name(path)
+    if path.suffix.lower() != ".gguf":
+        return build(read_document(path), where, _own_name(path))
+    from attncalc.document import read_model
+    from attncalc.hf_config.gguf import read_gguf
+
+    with _refusing(where):
+        _check_regular(path, where)
+        reading = read_gguf(path, where, _own_name(path))
+    return replace(read_model(reading.document, where), reading=reading)
 
 
 def build(data: object, where: str, name: str) -> "Model":
@@ -107,14 +125,16 @@ def document(path: Path) -> dict[str, Any]:
     Raises:
         AttncalcError: the model is not understood.
     """
-    data, where = read_document(path), _name(path)
-    reading = build(data, where, _own_name(path)).reading
-    return reading.document if reading else dict(data)  # type: ignore[call-overload]
+    reading = load(path).reading
+    return reading.document if reading else dict(read_document(path))  # type: ignore[call-overload]
 
 
 def _own_name(path: Path) -> str:
     """The name of a file, or of its folder where the file is a config.json."""
     file = path / "config.json" if path.is_dir() else path
+    cached = _CACHED.search(file.as_posix())
+    if cached:
+        return cached["name"]
     return file.resolve().parent.name or file.stem if file.name == "config.json" else file.stem
 
 
@@ -145,7 +165,16 @@ def _aliases(path: Path) -> list[str]:
     return []
 
 
+def revision(path: Path) -> str | None:
+    """The commit that a file in the cache of Hugging Face is of."""
+    cached = _CACHED.search(path.as_posix())
+    return cached["revision"] if cached else None
+
+
 def _name(path: Path) -> str:
+    cached = _CACHED.search(path.as_posix())
+    if cached:
+        return f"{cached['org']}/{cached['name']}/{path.name}"
     return f"{path.parent.name}/{path.name}" if path.parent.parent.name == "presets" else str(path)
 
 
@@ -161,20 +190,32 @@ def read_document(path: Path) -> object:
             raise AttncalcError(where, "is a folder without a config.json")
         path = path / "config.json"
         where = str(path)
-    try:
-        if not path.is_file():
-            raise AttncalcError(where, "is not a regular file")
-        size = path.stat().st_size
+    with _refusing(where):
+        size = _check_regular(path, where)
         if size > MAX_BYTES:
             raise AttncalcError(where, "must be at most 16 MiB", got=f"{size} bytes")
-        text = path.read_bytes().decode("utf-8")
+        # A byte order mark changes no value: editors that write one are no reason to refuse a file.
+        text = path.read_bytes().decode("utf-8-sig")
+    return _json(text, where) if path.suffix.lower() == ".json" else _yaml(text, where)
+
+
+def _check_regular(path: Path, where: str) -> int:
+    """The size of a file; a pipe or a device would never end."""
+    if path.is_symlink() and not path.exists():
+        raise AttncalcError(where, "is a link to nothing that exists")
+    if not path.is_file():
+        raise AttncalcError(where, "is not a regular file")
+    return path.stat().st_size
+
+
+@contextmanager
+def _refusing(where: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise AttncalcError(where, "cannot be read", got=error.strerror or "an error") from None
     except UnicodeDecodeError as error:
         raise AttncalcError(where, "must be UTF-8 text", got=f"byte {error.start} is not") from None
-    if path.suffix.lower() == ".gguf":
-        raise AttncalcError(where, "GGUF files are not read by this version", hint="Write a model file")
-    return _json(text, where) if path.suffix.lower() == ".json" else _yaml(text, where)
 
 
 def _json(text: str, where: str) -> object:

@@ -1,6 +1,7 @@
 """Shared fixtures: the command line in process, and as a program."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from hypothesis import settings
 
 from attncalc.cli import run
 
+# No test reaches beyond this machine; those of the hub have a server of their own.
+os.environ["HF_HUB_OFFLINE"] = "1"
 settings.register_profile("default", deadline=None)
 settings.load_profile("default")
 
