@@ -100,13 +100,19 @@ class PoolGroup(NamedTuple):
 class Pool(NamedTuple):
     """Equal blocks on one GPU: `block_bytes` for one block of any group, in all of its layers.
 
-    A sequence of n tokens takes the sum of its groups' blocks; `spare_blocks` belong to no sequence.
+    A sequence of n tokens takes the sum of its groups' blocks, of which the pool keeps a `share` (a sliding pool that
+    is smaller than the full one); `spare_blocks` belong to no sequence.
     """
 
     name: str
     block_bytes: int
     groups: tuple[PoolGroup, ...]
     spare_blocks: int = 0
+    share: "Fraction | int" = 1
+
+    def held(self, context: int, sequences: int) -> int:
+        """Blocks of so many sequences, and the spare ones."""
+        return int(self.share * sequences * self.blocks(context)) + self.spare_blocks
 
     def blocks(self, context: int) -> int:
         """Of one sequence."""

@@ -13,6 +13,7 @@ ENGINES = {
     "logical": "attncalc.engines.logical",
     "transformers": "attncalc.engines.transformers",
     "vllm": "attncalc.engines.vllm",
+    "sglang": "attncalc.engines.sglang",
 }
 
 

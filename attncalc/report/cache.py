@@ -62,7 +62,7 @@ def _pool_row(made: "Allocation") -> Row:
     return {
         "block_tokens": common([common(t) for t in tokens]),
         "block_bytes": common([p.block_bytes for p in pools]),
-        "blocks": common([made.sequences * p.blocks(made.context) + p.spare_blocks for p in pools]),
+        "blocks": common([p.held(made.context, made.sequences) for p in pools]),
         "state_page_bytes": made.state_page_bytes,
     }
 
