@@ -126,10 +126,11 @@ class Decoder(NamedTuple):
     """What the code of an architecture fixes.
 
     `rope`: the rotated part of a head where the configuration names none; None: all of it, and no field changes that.
-    `rotates`: which layers rotate at all. `softcaps`: the fields final_logit_softcapping and attn_logit_softcapping
-    exist. `mtp`: layers of prediction like the last one, as num_nextn_predict_layers says. `expected`: fields of which
-    this value, or one of these, is understood. `ignored`: fields without effect here. `model_type`: of the model, if
-    the file has another name for it.
+    `rotates`: which layers rotate at all. `extras`: weights that are no part of layers, embedding or head. `softcaps`:
+    the fields final_logit_softcapping and attn_logit_softcapping exist; `final_softcap`: the first alone. `mtp`: layers
+    of prediction like the last one, as num_nextn_predict_layers says. `expected`: fields of which this value, or one of
+    these, is understood. `ignored`: fields without effect here. `model_type`: of the model, if the file has another
+    name for it.
     """
 
     bias: Rule = ""
@@ -139,9 +140,11 @@ class Decoder(NamedTuple):
     windows: Windows = no_windows
     ffn: FFNs = gated
     norm: str = "rms"
-    norms: int = 2
+    norms: Rule = 2
+    extras: FFNs = lambda c, total: []  # noqa: ARG005
     sinks: bool = False
     softcaps: bool = False
+    final_softcap: bool = False
     mtp: bool = False
     expected: tuple[tuple[str, Any], ...] = ()
     ignored: tuple[str, ...] = ()
@@ -163,12 +166,14 @@ class Decoder(NamedTuple):
         )
         windows = self.windows(c, total)
         attentions = [plain if turns else plain | {"rope_dim": 0} for turns in self.rotates(c, windows)]
-        ffns = self.ffn(c, total)
+        ffns, norms = self.ffn(c, total), resolve(self.norms, c)
         layers = [
-            Layer(attention, ffn, self.norms, window(size))
+            Layer(attention, ffn, norms, window(size))
             for attention, ffn, size in zip(attentions, ffns, windows, strict=True)
         ]
-        rest: Row = {"softcap": self.softcaps and c.given_number("final_logit_softcapping")}
+        final = self.softcaps or self.final_softcap
+        rest: Row = {"softcap": final and c.given_number("final_logit_softcapping")}
+        rest["extra_weights"] = self.extras(c, total)
         if self.mtp:
             rest["mtp"] = mtp(c, layers[-1], mtp_count(c))
         named = {"model_type": self.model_type} if self.model_type else {}

@@ -36,8 +36,8 @@ def _gptj(c: Config) -> Row:
 
 
 def _phi(c: Config) -> Row:
-    check(c, (("qk_layernorm", False),))
-    attention = softmax(c, rope=0.5, bias="qkvo")
+    qk_norm = "head_bias" if c.flag("qk_layernorm") else "none"
+    attention = softmax(c, rope=0.5, bias="qkvo", qk_norm=qk_norm)
     layers = [Layer(attention, dense(c.count("intermediate_size"), gated=False, bias=True), 1)] * layer_count(c)
     return document(c, layers, norm="layer_bias", extra_weights=_head_bias(c))
 
@@ -75,7 +75,7 @@ def _falcon(c: Config) -> Row:
     return document(c, layers, norm="layer_bias")
 
 
-READERS = {"gpt2": _gpt2, "gptj": _gptj, "phi": _phi, "phi-msft": _phi_msft, "falcon": _falcon}
+READERS = {"gpt2": _gpt2, "gpt-sw3": _gpt2, "gptj": _gptj, "phi": _phi, "phi-msft": _phi_msft, "falcon": _falcon}
 
 FACTS = {
     "phi-msft": Facts(

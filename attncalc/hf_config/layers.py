@@ -141,6 +141,8 @@ def document(
     **rest: Any,
 ) -> Row:
     """A preset document without its identity; `rest` replaces what most models have."""
+    if "hidden_size" not in rest:
+        rest["hidden_size"] = c.count("hidden_size")
     if "vocab_size" not in rest:
         rest["vocab_size"] = c.count("vocab_size", maximum=MAX_VOCABULARY)
     if "max_position_embeddings" not in rest:

@@ -19,7 +19,10 @@ _MODULES = {
     "qwen": """qwen2 qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe
         qwen3_vl_moe_text qwen3_vl_text""",
     "gemma": "gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text",
-    "gpt": "falcon gpt2 gptj phi phi-msft",
+    "gpt": "falcon gpt-sw3 gpt2 gptj phi phi-msft",
+    "gpt_others": """biogpt bloom codegen ctrl gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese mpt opt persimmon xglm""",
+    "dense": """apertus arcee bitnet glm granite granite_swa helium hunyuan_v1_dense hyperclovax internlm3 iquestcoder
+        jais2 ministral nanochat nemotron olmo seed_oss stablelm vaultgemma""",
     "moe": """ernie4_5_moe glm4_moe glm4_shared_moe gpt_oss laguna minimax_m2 minimax_m3_vl minimax_m3_vl_text
         mixtral solar_open""",
     "deepseek": """deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_k2 kimi_k25 minicpm3
