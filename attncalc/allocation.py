@@ -100,19 +100,21 @@ class PoolGroup(NamedTuple):
 class Pool(NamedTuple):
     """Equal blocks on one GPU: `block_bytes` for one block of any group, in all of its layers.
 
-    A sequence of n tokens takes the sum of its groups' blocks, of which the pool keeps a `share` (a sliding pool that
-    is smaller than the full one); `spare_blocks` belong to no sequence.
+    A sequence of n tokens takes the sum of its groups' blocks; `spare_blocks` belong to no sequence. `count` says how
+    many blocks a pool keeps for so many sequences of n tokens, where that is another number (a sliding pool of SGLang,
+    which holds a share of the full one's tokens).
     """
 
     name: str
     block_bytes: int
     groups: tuple[PoolGroup, ...]
     spare_blocks: int = 0
-    share: "Fraction | int" = 1
+    count: "Callable[[int, int], int] | None" = None
 
     def held(self, context: int, sequences: int) -> int:
         """Blocks of so many sequences, and the spare ones."""
-        return int(self.share * sequences * self.blocks(context)) + self.spare_blocks
+        used = self.count(context, sequences) if self.count else sequences * self.blocks(context)
+        return used + self.spare_blocks
 
     def blocks(self, context: int) -> int:
         """Of one sequence."""

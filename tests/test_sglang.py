@@ -60,11 +60,26 @@ def test_the_sliding_pool_holds_a_share_of_the_tokens(share: Fraction | int | No
     assert made.bytes_per_token == 12 * ROW * (1 + share)
 
 
-def test_a_pool_below_the_windows_is_refused() -> None:
-    assert kept("gpt-oss-20b", 100, swa_ratio=1).bytes_per_sequence == 100 * 24 * ROW
-    for context, share in ((100, None), (1000, Fraction(1, 10))):
-        with pytest.raises(AttncalcError, match="--swa-ratio: the sliding pool must hold the windows"):
-            kept("gpt-oss-20b", context, swa_ratio=share)
+@pytest.mark.parametrize(
+    ("context", "share", "full", "sliding"),
+    [
+        (100, 1, 100, 100),
+        (100, None, 125, 100),
+        (128, None, 160, 128),
+        (150, None, 160, 128),
+        (161, None, 161, 128),
+        (1000, Fraction(1, 10), 1280, 128),
+    ],
+)
+def test_the_share_holds_the_window(context: int, share: Fraction | int | None, full: int, sliding: int) -> None:
+    """Windows of 128 tokens: the full pool is at least so large that its share holds one."""
+    made = kept("gpt-oss-20b", context, swa_ratio=share)
+    assert made.bytes_per_sequence == (full + sliding) * 12 * ROW
+    after = kept("gpt-oss-20b", context + 5, swa_ratio=share)
+    assert after.bytes_per_sequence >= made.bytes_per_sequence
+    if context == 100:  # within the window every token adds one to the sliding pool
+        assert after.bytes_per_sequence - made.bytes_per_sequence >= 5 * 12 * ROW * 2
+        assert made.bytes_per_token == 12 * ROW * (1 + 1 / Fraction(share or Fraction(4, 5)))
 
 
 @pytest.mark.parametrize("model", ["gemma-3-27b", "gemma-2-27b", "olmo-3-7b"])

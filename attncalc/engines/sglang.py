@@ -40,7 +40,8 @@ SPARSE_FORMATS = ("bf16", "fp16", "fp8", "fp8_ds_mla")
 # Architectures whose sliding (or chunked) layers have a pool of their own; in others they hold the whole context.
 SLIDING_POOL = ("gpt_oss", "mimo_v2_flash", "gemma4_text", "llama4_text", "laguna", "step3p5")
 NOT_RUN = ("jamba", "zamba2")
-POOLS = ("full", "sliding", "states", "drafts")
+STATE_POOLS = ("states", "drafts")
+POOLS = ("full", "sliding", *STATE_POOLS)
 
 
 class Part(NamedTuple):
@@ -52,18 +53,45 @@ class Part(NamedTuple):
 
     def row_bytes(self, formats: Formats) -> int:
         """Bytes of a token, or of a slot of states, in one layer."""
-        if self.pool in ("states", "drafts"):
+        if self.pool in STATE_POOLS:
             return sum(t.at(1, 1, formats).bytes for t in self.tensors)
         return whole_bytes(sum(t.row_bits(formats) for t in self.tensors), "--kv-dtype")
 
 
 class Sizes(NamedTuple):
-    """Tokens of a page; pages of one sequence; rows of all sequences in each pool; the sliding pool's share."""
+    """Tokens of a page; those of the sliding pool for each of the full one; the window that it must hold, or 0."""
 
     page: int
-    pages: int
-    rows: dict[str, int]
-    share: "Fraction | int"
+    share: "Fraction | int" = 1
+    window: int = 0
+
+    def pages(self, context: int, sequences: int) -> int:
+        """Pages of the full pool: of every token, and enough for its share to hold every window."""
+        every = sequences * _ceil(context, self.page)
+        needed = sequences * _ceil(min(context, self.window), self.page)
+        return max(every, -int(-needed // self.share))
+
+    def taken(self, pool: str, context: int, sequences: int) -> int:
+        """Pages, or slots, of a pool."""
+        if pool in STATE_POOLS:
+            return sequences
+        pages = self.pages(context, sequences)
+        return pages if pool == "full" else int(self.share * pages)
+
+    def rows(self, pool: str, request: Request) -> int:
+        """Tokens, or slots, of all sequences."""
+        return self.taken(pool, request.context, request.batch) * (1 if pool in STATE_POOLS else self.page)
+
+    def growth(self, pool: str, context: int) -> "Fraction | int":
+        """Rows that the next token of one sequence adds, averaged over a page."""
+        by_window = self.pages(context, 1) > _ceil(context, self.page)
+        each = ratio(self.share.denominator, self.share.numerator)
+        full = (each if context < self.window else 0) if by_window else 1
+        return full if pool == "full" else full * self.share
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
 
 
 class Sglang:
@@ -115,7 +143,7 @@ class Sglang:
         names = [name for name in POOLS if name in used]
         if not names:
             raise AttncalcError("--engine", "sglang has no pool for it", got=f"{model.id}, which keeps nothing")
-        sizes = pool_sizes(groups, names, here)
+        sizes = pool_sizes(groups, names, here.options)
         stages: list[frozenset[int] | None] = [None]
         if here.options.pp:
             shares = stage_sizes(here.options.pp, model.num_layers, self.name, extra="last")
@@ -123,7 +151,7 @@ class Sglang:
         widths = [[_width(groups, parts, name, here.formats, s) for name in names] for s in stages]
         spares = [sum(w * _spare(n, sizes) for w, n in zip(stage, names, strict=True)) for stage in widths]
         totals = [
-            spare + sum(w * sizes.rows[n] for w, n in zip(stage, names, strict=True))
+            spare + sum(w * sizes.rows(n, here) for w, n in zip(stage, names, strict=True))
             for stage, spare in zip(widths, spares, strict=True)
         ]
         at = totals.index(max(totals))
@@ -201,32 +229,22 @@ def attention_replica(request: Request) -> Request:
     return replace(part, tp=request.tp // dp)
 
 
-def pool_sizes(groups: tuple[LayerGroup, ...], names: list[str], request: Request) -> Sizes:
-    """Rows of each pool: whole pages of every sequence, `--swa-ratio` times as many in the sliding pool; slots.
-
-    Without full layers the ratio does not count.
+def pool_sizes(groups: tuple[LayerGroup, ...], names: list[str], options: EngineOptions) -> Sizes:
+    """Pages, and `--swa-ratio` times the tokens in a sliding pool beside a full one.
 
     Raises:
-        AttncalcError: pages that kernels do not have, a ratio without a sliding pool, a pool below the windows.
+        AttncalcError: pages that kernels do not have, a ratio without a sliding pool.
     """
-    options = request.options
     kernel = INDEXED_PAGE if any(g.variant == "dsa" for g in groups) else PAGE
     page = options.block_size or kernel
     if kernel > 1 and page != kernel:
         raise AttncalcError("--block-size", f"must be {kernel}, the pages of index keys", got=page)
-    if options.swa_ratio is not None and not {"full", "sliding"} <= set(names):
-        raise AttncalcError("--swa-ratio", "the model has no sliding pool beside a full one in sglang")
+    if not {"full", "sliding"} <= set(names):
+        if options.swa_ratio is not None:
+            raise AttncalcError("--swa-ratio", "the model has no sliding pool beside a full one in sglang")
+        return Sizes(page)
     share = ratio(*SWA_RATIO) if options.swa_ratio is None else options.swa_ratio
-    share = share if "full" in names else 1
-    pages = -(-request.context // page)
-    sliding = int(share * request.batch * pages) * page
-    window = max((min(g.reach.size, request.context) for g in groups if g.reach.bounded), default=0)
-    if "sliding" in names and sliding < request.batch * window:
-        rule = f"the sliding pool must hold the windows of all sequences, {request.batch * window:,} tokens"
-        raise AttncalcError("--swa-ratio", rule, got=f"{sliding:,} tokens")
-    slots = request.batch
-    rows = {"full": request.batch * pages * page, "sliding": sliding, "states": slots, "drafts": slots}
-    return Sizes(page, pages, rows, share)
+    return Sizes(page, share, max(g.reach.size for g in groups if g.reach.bounded))
 
 
 def _of_drafts(state: CacheTensor, variant: str, drafts: int) -> CacheTensor:
@@ -254,7 +272,7 @@ def _width(
 
 def _spare(name: str, sizes: Sizes) -> int:
     """Rows of a pool that belong to no sequence."""
-    return sizes.page if name in ("full", "sliding") else 1
+    return 1 if name in STATE_POOLS else sizes.page
 
 
 def _pool(
@@ -266,7 +284,7 @@ def _pool(
     sizes: Sizes,
 ) -> Pool:
     """One pool, for a search over lengths."""
-    page = sizes.page if name in ("full", "sliding") else 0
+    page = 0 if name in STATE_POOLS else sizes.page
     layers = sorted(
         i
         for group, found in zip(groups, parts, strict=True)
@@ -274,8 +292,8 @@ def _pool(
         for i in group.indices
         if stage is None or i in stage
     )
-    group = PoolGroup(tuple(layers), page, lambda n: -(-n // page) if page else 1)
-    return Pool(name, (page or 1) * width, (group,), 1, sizes.share if name == "sliding" else 1)
+    group = PoolGroup(tuple(layers), page, lambda n: _ceil(n, page) if page else 1)
+    return Pool(name, (page or 1) * width, (group,), 1, lambda n, sequences: sizes.taken(name, n, sequences))
 
 
 def _layer(logical: LayerCache, parts: list[Part], request: Request, sizes: Sizes) -> LayerCache:
@@ -284,9 +302,9 @@ def _layer(logical: LayerCache, parts: list[Part], request: Request, sizes: Size
     growth: int | Fraction = 0
     fixed = elements = 0
     for part in parts:
-        rows, row = sizes.rows[part.pool], part.row_bytes(formats)
+        rows, row = sizes.rows(part.pool, request), part.row_bytes(formats)
         names = tuple(t.name for t in part.tensors)
-        if part.pool in ("states", "drafts"):
+        if part.pool in STATE_POOLS:
             tensors += [t.at(request.context, request.batch, formats) for t in part.tensors]
             fixed += rows * row
             pages.append(Page(names, 0, row, 1))
@@ -298,8 +316,8 @@ def _layer(logical: LayerCache, parts: list[Part], request: Request, sizes: Size
             name, held = formats.of(t.kind, t.width.size).name, whole_bytes(rows * t.row_bits(formats), t.name)
             tensors.append(Tensor(t.name, shape, name, held))
             elements += t.heads.size * t.width.size
-        growth += 8 * row * (sizes.share if part.pool == "sliding" else 1)
-        pages.append(Page(names, sizes.page, sizes.page * row, -(-rows // (sizes.page * request.batch))))
+        growth += 8 * row * sizes.growth(part.pool, request.context)
+        pages.append(Page(names, sizes.page, sizes.page * row, _ceil(rows, sizes.page * request.batch)))
     return logical._replace(
         tensors=tuple(tensors), elements_per_token=elements, growth_bits=growth, bytes_fixed=fixed, pages=tuple(pages)
     )
@@ -313,13 +331,15 @@ def _explain(ledger: Ledger, part: Part, layers: int, plain: Request, here: Requ
     names = " and ".join(t.name for t in part.tensors)
     formats = "/".join(dict.fromkeys(here.formats.of(t.kind, t.width.size).name for t in part.tensors))
     ledger.add(f"{names}: kept in the engine's own format, {formats}", own - asked)
-    held = layers * sizes.rows[part.pool] * part.row_bytes(here.formats)
+    held = layers * sizes.rows(part.pool, here) * part.row_bytes(here.formats)
     bounded = any(isinstance(t.reach, Reach) and t.reach.bounded for t in part.logical)
     if part.pool == "drafts":
         ledger.add("states and columns of the tokens that a step verifies are kept apart", held - own)
     elif part.pool == "sliding":
         times = f"{sizes.share} times " if sizes.share != 1 else ""
         ledger.add(f"the sliding pool holds {times}the tokens of the full one, whatever the window", held - own)
+    elif sizes.pages(here.context, here.batch) > here.batch * _ceil(here.context, sizes.page):
+        ledger.add("the full pool is as large as the windows in its share, the sliding pool, demand", held - own)
     elif bounded:
         ledger.add("sliding layers of this architecture hold the whole context, as full ones", held - own)
     else:
