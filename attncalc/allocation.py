@@ -100,7 +100,7 @@ class PoolGroup(NamedTuple):
 class Pool(NamedTuple):
     """Equal blocks on one GPU: `block_bytes` for one block of any group, in all of its layers.
 
-    A sequence of n tokens takes the sum of its groups' blocks; `spare_blocks` belong to no sequence. `count` says how
+    A sequence of n tokens takes the sum of its groups' blocks; `spare_blocks` belong to no sequence. `total` says how
     many blocks a pool keeps for so many sequences of n tokens, where that is another number (a sliding pool of SGLang,
     which holds a share of the full one's tokens).
     """
@@ -109,11 +109,11 @@ class Pool(NamedTuple):
     block_bytes: int
     groups: tuple[PoolGroup, ...]
     spare_blocks: int = 0
-    count: "Callable[[int, int], int] | None" = None
+    total: "Callable[[int, int], int] | None" = None
 
     def held(self, context: int, sequences: int) -> int:
         """Blocks of so many sequences, and the spare ones."""
-        used = self.count(context, sequences) if self.count else sequences * self.blocks(context)
+        used = self.total(context, sequences) if self.total else sequences * self.blocks(context)
         return used + self.spare_blocks
 
     def blocks(self, context: int) -> int:

@@ -33,7 +33,7 @@ PAGE, INDEXED_PAGE = 1, 64
 SWA_RATIO = (4, 5)
 """Tokens of the sliding pool for each of the full one, where `--swa-ratio` does not say."""
 
-VARIANTS = ("mha", "gqa", "mqa", "mfa", "mla", "dsa", "kda", "gdn", "mamba2")
+VARIANTS = ("mha", "gqa", "mqa", "mfa", "mla", "dsa", "kda", "gdn", "mamba2", "short-conv")
 HEAD_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2", "mxfp8")
 LATENT_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2", "nvfp4")
 SPARSE_FORMATS = ("bf16", "fp16", "fp8", "fp8_ds_mla")

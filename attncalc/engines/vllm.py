@@ -35,7 +35,7 @@ V4 = frozenset(("csa", "hca", "tied-mqa"))
 KINDS: dict[str, Kind] = {"window": "sliding", "chunk": "chunk"}
 VARIANTS = (
     *("mha", "gqa", "mqa", "mfa", "gqa-concat", "mla", "dsa", "csa", "hca", "tied-mqa"),
-    *("kda", "gdn", "mamba", "mamba2", "lightning"),
+    *("kda", "gdn", "mamba", "mamba2", "lightning", "short-conv"),
 )
 HEAD_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2", "nvfp4", "int8_per_token_head", "int4_per_token_head")
 LATENT_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2", "fp8_ds_mla", "nvfp4_ds_mla")
