@@ -73,11 +73,12 @@ def _exists(name: str) -> bool:
         return False
 
 
-def _hf_id(path: Path) -> str:
+def _hf_id(path: Path, *, as_written: bool = False) -> str:
     # A line of the file, not a parse of all files: `hf_id` stands on a line of its own in every preset.
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("hf_id:"):
-            return line.partition(":")[2].strip().strip("'\"").lower()
+            name = line.partition(":")[2].strip().strip("'\"")
+            return name if as_written else name.lower()
     return ""
 
 
@@ -117,6 +118,29 @@ def build(data: object, where: str, name: str) -> "Model":
 
     reading = read_config(data, where, name)
     return replace(read_model(reading.document, where), reading=reading)
+
+
+def configuration(name: str) -> tuple[dict[str, Any], str, Path]:
+    """The fields of the config.json that `name` means, where they stand, and the file of the model.
+
+    A preset has none of its own: that of the repository which it names is read, from the cache or over the network.
+
+    Raises:
+        AttncalcError: there is no config.json, or it cannot be had.
+    """
+    path, found_by = find_model(name)
+    file = path
+    if found_by in ("preset", "hf_id"):
+        from attncalc import hub
+
+        repository = _hf_id(path, as_written=True)
+        if not hub.is_id(repository):
+            raise AttncalcError(f"--model {name}", "is a preset of no repository", hint="Name its config.json")
+        file = hub.fetch(repository)
+    data = None if file.suffix.lower() == ".gguf" else read_document(file)
+    if not isinstance(data, dict) or {"layers", "id"} & set(data):
+        raise AttncalcError(_name(file), "is no config.json, which transformers needs")
+    return data, _name(file), path
 
 
 def document(path: Path) -> dict[str, Any]:

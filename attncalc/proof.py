@@ -15,7 +15,7 @@ from attncalc.units import parse_count
 TORCH_HINT = 'pip install "attncalc[torch]"'
 
 
-def need_torch(command: str) -> None:
+def need_torch(command: str, install: str = TORCH_HINT) -> None:
     """Refuse without torch, in one line that names the install command.
 
     Raises:
@@ -24,7 +24,7 @@ def need_torch(command: str) -> None:
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise AttncalcError(command, "needs torch, which is not installed", hint=TORCH_HINT) from None
+        raise AttncalcError(command, "needs torch, which is not installed", hint=install) from None
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class MeasureOptions:
     repeat: str | None = None
     seed: str = "0"
     path: str | None = None
+    against: str | None = None
 
 
 def _progress(line: str) -> None:
@@ -52,6 +53,8 @@ def _progress(line: str) -> None:
 
 def measure(names: list[str], models: list[str], asked: MeasureOptions) -> tuple[Report, bool]:
     """`attncalc measure`."""
+    if asked.against is not None:
+        return _against(names + models, asked)
     from attncalc.attention import VARIANTS
     from attncalc.measure import plan
     from attncalc.report.measure import measure_report
@@ -115,6 +118,54 @@ def measure(names: list[str], models: list[str], asked: MeasureOptions) -> tuple
     inputs = asdict(settings) | {"names": names, "models": [n.model.id for n in named], "form": asked.form}
     conventions = {"flops_per_multiply_add": 2, "dense": True, "kv_dtype": settings.dtype, "k": 1024}
     return measure_report(inputs, conventions, rows, peaks, notes), all(m.ok for m in made)
+
+
+AGAINST_CONTEXT = 1000
+
+
+def _against(names: list[str], asked: MeasureOptions) -> tuple[Report, bool]:
+    """`attncalc measure --against transformers`."""
+    if asked.against != "transformers":
+        raise AttncalcError("--against", "must be transformers", got=shown(asked.against))
+    fixed = {"device": "meta", "dtype": "bf16", "form": None, "new_tokens": "1", "repeat": None, "path": None}
+    given = asdict(asked) | {
+        "device": "meta" if asked.device == "cpu" else asked.device,
+        "dtype": asked.dtype or "bf16",
+    }
+    for option, value in fixed.items():
+        if given[option] != value:
+            rule = "is that of the model which transformers builds" if value is None else f"must be {value}"
+            raise AttncalcError(f"--{option.replace('_', '-')}", f"{rule} with --against", got=shown(given[option]))
+    if not names:
+        raise AttncalcError("measure", "name the models to build, as config.json files or Hugging Face ids")
+    context, batch = parse_count(asked.context or AGAINST_CONTEXT, "--context"), parse_count(asked.batch, "--batch")
+    need_torch("measure --against transformers", 'pip install "attncalc[reference]"')
+    from attncalc.measure import against, reference
+    from attncalc.presets import configuration, load
+    from attncalc.report.against import against_report
+
+    version = reference.version()
+    rows, notes = list[Row](), list[str]()
+    for name in names:
+        data, where, path = configuration(name)
+        model = None
+        try:
+            model = load(path)
+        except AttncalcError as error:
+            notes.append(f"not estimated: {error}")
+        _progress(f"{name} in transformers {version}")
+        made = reference.built(reference.configured(data, where), where)
+        rows += against.rows(model, model.id if model else name, made, context, batch)
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{'':78}\r")
+    notes += [
+        f"measured: the model of transformers {version} on the meta device, bf16, eager attention; no weight is read",
+        "FLOPs are those of its attention modules, projections included, every pair (dense)",
+    ]
+    inputs = {"models": names, "against": "transformers", "version": version, "context": context, "batch": batch}
+    conventions = {"flops_per_multiply_add": 2, "dense": True, "kv_dtype": "bf16", "k": 1024}
+    verdicts = {row["ok"] for row in rows}
+    return against_report(inputs, conventions, rows, notes), True in verdicts and False not in verdicts
 
 
 def _sizes(dimensions: object) -> str:

@@ -19,6 +19,10 @@ def measure(
     repeat: Annotated[str | None, typer.Option("--repeat", help="Runs whose median is taken.")] = None,
     seed: Annotated[str, typer.Option("--seed", help="Of weights and inputs.")] = "0",
     path: Annotated[str | None, typer.Option("--path", help="fast or reference. [default: the layer's first]")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", help="transformers: its own model of a config.json, on the meta device."),
+    ] = None,
     format: o.Format = None,  # noqa: A002
     json: o.Json = False,
     output: o.Output = None,
@@ -28,7 +32,7 @@ def measure(
     from attncalc.render import chosen_format, deliver
 
     wanted = chosen_format(format, json, output)
-    asked = proof.MeasureOptions(device, form, context, batch, new_tokens, dtype, repeat, seed, path)
+    asked = proof.MeasureOptions(device, form, context, batch, new_tokens, dtype, repeat, seed, path, against)
     report, ok = proof.measure(names or [], model or [], asked)
     deliver(report, wanted, output)
     raise typer.Exit(0 if ok else 1)

@@ -38,30 +38,32 @@ class Kept:
 
 
 class Step(NamedTuple):
-    """FLOPs of the attention modules in one step, by layer; and the layers that took part."""
+    """One step: what is kept after it, and FLOPs of the attention modules by layer.
+
+    `flops` is None where no module was seen to write to the cache: a cache of the model's own kind.
+    """
 
     new_tokens: int
     context: int
-    flops: dict[int, int]
-
-    @property
-    def total(self) -> int:
-        """All layers."""
-        return sum(self.flops.values())
-
-
-class Run(NamedTuple):
-    """A prefill of `context` tokens, what is kept after it, and a decode step of one token more."""
-
-    context: int
     cache: tuple[Kept, ...]
-    prefill: Step | None
-    decode: Step | None
+    flops: dict[int, int] | None
 
     @property
     def cache_bytes(self) -> int:
-        """What is kept after the prefill."""
+        """Of all tensors."""
         return sum(t.bytes for t in self.cache)
+
+    @property
+    def total(self) -> int | None:
+        """FLOPs of all layers."""
+        return None if self.flops is None else sum(self.flops.values())
+
+
+class Run(NamedTuple):
+    """A prefill, and a decode step of one token after it."""
+
+    prefill: Step
+    decode: Step
 
 
 @dataclass(frozen=True)
@@ -86,23 +88,26 @@ class Reference:
         stored = self.model.state_dict(keep_vars=True)
         return sum(b.numel() for b in stored.values() if not isinstance(b, nn.Parameter))
 
-    def run(self, context: int, *, decode: bool = True) -> Run:
-        """Prefill `context` tokens, then decode one.
+    def run(self, context: int, batch: int = 1) -> Run:
+        """Prefill `context` tokens of each sequence, then decode one.
 
         Raises:
             AttncalcError: the model keeps no cache, or cannot run on the meta device.
         """
-        tokens = torch.zeros(1, context, dtype=torch.long, device="meta")
-        with _quiet(), torch.no_grad(), Watch(self.model) as watch:
-            prefilled = _called(self.model, tokens, None)
-            cache = kept(prefilled)
-            first = watch.step(context, context)
-            second = None
-            if decode:
-                watch.clear()
-                _called(self.model, tokens[:, :1], prefilled)
-                second = watch.step(1, context + 1)
-        return Run(context, cache, first, second)
+        tokens = torch.zeros(batch, context, dtype=torch.long, device="meta")
+        where = self.model_type
+        with (
+            _quiet(),
+            refusing(where, "transformers cannot run this model on the meta device"),
+            torch.no_grad(),
+            Watch(self.model) as watch,
+        ):
+            cache = _called(self.model, tokens, None)
+            prefill = Step(context, context, kept(cache), watch.flops_by_layer())
+            watch.clear()
+            cache = _called(self.model, tokens[:, :1], cache)
+            decode = Step(1, context + 1, kept(cache), watch.flops_by_layer())
+        return Run(prefill, decode)
 
 
 def _called(model: Any, tokens: Tensor, cache: Any) -> Any:
@@ -114,6 +119,19 @@ def _called(model: Any, tokens: Tensor, cache: Any) -> Any:
         if made is not None:
             return made
     raise AttncalcError(model.config.model_type, "transformers keeps no cache for this configuration")
+
+
+def version() -> str:
+    """Of transformers.
+
+    Raises:
+        AttncalcError: it is not installed.
+    """
+    try:
+        return str(import_module("transformers").__version__)
+    except ImportError:
+        hint = 'pip install "attncalc[reference]"'
+        raise AttncalcError("--against", "needs transformers, which is not installed", hint=hint) from None
 
 
 def configured(data: Mapping[str, Any], where: str) -> Any:
@@ -282,8 +300,8 @@ class Watch(_DispatchMode):  # type: ignore[misc]
         """Start another step."""
         self.flops.clear()
 
-    def step(self, new_tokens: int, context: int) -> Step | None:
-        """What the attention modules computed since `clear`; None where no module was seen to write to the cache."""
+    def flops_by_layer(self) -> dict[int, int] | None:
+        """What the attention modules computed since `clear`, by the number of their layer."""
         if not self.writers:
             return None
         flops = Counter[int]()
@@ -291,7 +309,7 @@ class Watch(_DispatchMode):  # type: ignore[misc]
             number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
             if self.flops[name]:
                 flops[int(number[1]) if number else 0] += self.flops[name]
-        return Step(new_tokens, context, dict(sorted(flops.items())))
+        return dict(sorted(flops.items()))
 
     def _attention(self) -> list[str]:
         chosen = set[str]()

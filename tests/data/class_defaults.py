@@ -77,18 +77,17 @@ def derive(name: str) -> dict[str, Any]:
         runs.append(reference.run(above_windows(json.loads(reference.model.config.to_json_string(use_diff=False)))))
         record["runs"] = [
             {
-                "context": r.context,
-                "cache_bytes": r.cache_bytes,
-                "prefill_attention_flops": r.prefill.total if r.prefill else None,
-                "decode_attention_flops": r.decode.total if r.decode else None,
+                "context": r.prefill.context,
+                "cache_bytes": r.prefill.cache_bytes,
+                "prefill_attention_flops": r.prefill.total,
+                "decode_attention_flops": r.decode.total,
             }
             for r in runs
         ]
-        record["layout"] = [[t.tensor, list(t.shape), t.dtype, t.count] for t in runs[-1].cache][:40]
-        record["flops_comparable"] = runs[-1].prefill is not None and {t.tensor for t in runs[-1].cache} <= {
-            "keys",
-            "values",
-        }
+        cache = runs[-1].prefill.cache
+        record["layout"] = [[t.tensor, list(t.shape), t.dtype, t.count] for t in cache][:40]
+        softmax = {t.tensor for t in cache} <= {"keys", "values"}
+        record["flops_comparable"] = softmax and runs[-1].prefill.flops is not None
     except Exception as error:  # noqa: BLE001
         said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         record["error"] = said if isinstance(error, AttncalcError) else f"{type(error).__name__}: {said}"[:200]
