@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from attncalc.dtypes import Formats
 from attncalc.engines import ALL, ENGINES, engine
 from attncalc.engines.options import EngineOptions, option
 from attncalc.errors import AttncalcError, suggestion
@@ -54,10 +55,17 @@ def notes_of(resolved: list[Resolved]) -> list[str]:
     return [note for r in resolved for note in r.notes]
 
 
-def one_conventions(resolved: list[Resolved]) -> Row:
-    """The conventions, of all models together."""
+def one_conventions(resolved: list[Resolved], formats: list[Formats] | None = None) -> Row:
+    """The conventions, of all models together; `formats` are those that engines really keep."""
     record = conventions_record(resolved[0].conventions)
-    return record | {"kv_dtype": common([r.conventions.formats.kv for r in resolved])}
+    if formats is None:
+        return record | {"kv_dtype": common([r.conventions.formats.kv for r in resolved])}
+    return record | {
+        "kv_dtype": common([f.kv for f in formats]),
+        "state_dtype": common([f.of("state", 1).name for f in formats]),
+        "conv_dtype": common([f.of("conv", 1).name for f in formats]),
+        "index_dtype": common([f.index or f.kv for f in formats]),
+    }
 
 
 def cache(positional: list[str], options: list[str], engines: list[str], asked: Options) -> Report:
@@ -93,9 +101,7 @@ def cache(positional: list[str], options: list[str], engines: list[str], asked: 
     del inputs["new_tokens"]
     if asked.engine.given:
         inputs["engine_options"] = asked.engine.record()
-    conventions = one_conventions(resolved)
-    conventions["state_dtype"] = common([a.formats.of("state", 1).name for a, _ in made])
-    conventions["conv_dtype"] = common([a.formats.of("conv", 1).name for a, _ in made])
+    conventions = one_conventions(resolved, [a.formats for a, _ in made])
     from attncalc.report.cache import cache_report
 
     return cache_report(inputs, conventions, made, list(dict.fromkeys(notes + refused)))
@@ -164,7 +170,8 @@ def flops(positional: list[str], options: list[str], engines: list[str], asked: 
             notes.append(f"{cost.model.id}: elementwise work with {', '.join(silent)} is in no count")
     from attncalc.report.flops import flops_report
 
-    return flops_report(inputs, one_conventions(resolved), costs, list(dict.fromkeys(notes)))
+    conventions = one_conventions(resolved, [cost.conventions.formats for cost in costs])
+    return flops_report(inputs, conventions, costs, list(dict.fromkeys(notes)))
 
 
 def compare(

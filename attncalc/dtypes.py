@@ -53,6 +53,7 @@ FORMATS = {
         RowFormat("mxfp4", 4, 32, 8),
         RowFormat("nvfp4", 4, 16, 8),
         RowFormat("int8_per_token_head", 8, row_bits=32),
+        RowFormat("fp8_per_token_head", 8, row_bits=32),
         RowFormat("int4_per_token_head", 4, row_bits=32),
         RowFormat("q8_0", 8, 32, 16),
         RowFormat("q5_1", 5, 32, 32),

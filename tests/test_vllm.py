@@ -276,7 +276,9 @@ def test_a_format_that_vllm_lacks_is_refused(model: str, formats: dict[str, str]
         kept(model, 100, formats=Formats(**formats))
 
 
-@pytest.mark.parametrize(("kv", "row"), [("fp8", 256), ("nvfp4", 144), ("int8_per_token_head", 264)])
+@pytest.mark.parametrize(
+    ("kv", "row"), [("fp8", 256), ("nvfp4", 144), ("int8_per_token_head", 264), ("fp8_per_token_head", 264)]
+)
 def test_head_formats(kv: str, row: int) -> None:
     """K and V of 8 heads of 128: one byte a value; 4 bits and a scale of 16; one byte, and a scale of 4 B each."""
     assert kept("llama-3.1-8b", 16, formats=Formats(kv=kv)).bytes_per_token == 32 * 8 * row
@@ -403,3 +405,21 @@ def test_a_cache_of_one_kind_is_one_group() -> None:
     made = model.cache(100, engine="vllm")
     assert len(made.pools[0].groups) == 1
     assert isinstance(grouped([Cache(Spec("full", 16, 1, 1), 0, 0)])[0], Group)
+
+
+def test_json_names_the_formats_that_vllm_keeps(attncalc: Command) -> None:
+    for command in ("cache", "flops"):
+        record = attncalc(command, "qwen3-next-80b-a3b", "-c", "100", "--engine", "vllm", "--json").record
+        assert record["conventions"]["state_dtype"] == "bf16"
+        record = attncalc(
+            command, "deepseek-v3.2", "-c", "100", "--engine", "vllm", "--kv-dtype", "fp8", "--json"
+        ).record
+        assert record["conventions"]["kv_dtype"] == "fp8_ds_mla"
+        assert record["conventions"]["index_dtype"] == "fp8"
+    two = attncalc(
+        "cache", "qwen3-next-80b-a3b", "-c", "100", "--engine", "vllm", "--engine", "logical", "--json"
+    ).record
+    assert two["conventions"]["state_dtype"] == ["bf16", "fp32"]
+    assert sum(r["bytes"] for r in two["results"][0]["reasons"] if "own format" in r["rule"]) == (
+        -36 * 32 * 128 * 128 * 2
+    )

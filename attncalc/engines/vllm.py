@@ -37,7 +37,7 @@ VARIANTS = (
     *("mha", "gqa", "mqa", "mfa", "gqa-concat", "mla", "dsa", "csa", "hca", "tied-mqa"),
     *("kda", "gdn", "mamba", "mamba2", "lightning", "short-conv"),
 )
-HEAD_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2", "nvfp4", "int8_per_token_head", "int4_per_token_head")
+HEAD_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2", "nvfp4", *(f"{x}_per_token_head" for x in ("int8", "int4", "fp8")))
 LATENT_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2", "fp8_ds_mla", "nvfp4_ds_mla")
 INDEX_FORMATS = ("fp8", "fp4")
 
