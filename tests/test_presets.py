@@ -138,14 +138,22 @@ def test_zamba2_equals_transformers_outside_its_mamba_layers(run: dict[str, int]
         assert cost.flops_ffn + cost.flops_head == rest
 
 
-@pytest.mark.parametrize("run", TRACES["lfm3-1.7b"]["runs"], ids=name)
-def test_lfm3_equals_transformers_but_for_its_convolutions(run: dict[str, int]) -> None:
-    """They are run over padding too, and for one token twice; the trace has the FLOPs of softmax attention alone."""
-    model, n = presets.load("lfm3-1.7b"), run["context"]
-    products = {64: (221_606_051_840, 3_462_684_672), 5000: (19_536_936_960_000, 3_713_122_304)}[n]
-    for cost, phase, counted in zip(steps(model, n), ("prefill", "decode"), products, strict=True):
-        softmax = sum(x.flops_attention for x in cost.layers if x.group.variant == "gqa")
-        assert softmax == run[f"{phase}_attention_flops"]
+@pytest.mark.parametrize(
+    ("n", "kept", "prefill", "decode", "products"),
+    [
+        (64, 1_814_528, 15_179_186_176, 237_264_896, (221_606_051_840, 3_462_684_672)),
+        (5000, 64_423_936, 3_409_838_080_000, 487_702_528, (19_536_936_960_000, 3_713_122_304)),
+    ],
+)
+def test_lfm3_equals_transformers_but_for_its_convolutions(
+    n: int, kept: int, prefill: int, decode: int, products: tuple[int, int]
+) -> None:
+    """The defaults of its class. Convolutions are run over padding too there, and for one token twice."""
+    model = presets.load(Path(__file__).parent / "data" / "models" / "lfm3-defaults.yaml")
+    assert model.parameters() == 1_728_801_536
+    assert model.cache(n, engine="transformers").bytes_total == kept
+    for cost, attention, counted in zip(steps(model, n), (prefill, decode), products, strict=True):
+        assert sum(x.flops_attention for x in cost.layers if x.group.variant == "gqa") == attention
         convolved = [(x.layers, op) for x in cost.layers for op in x.contractions if op.name == "conv"]
         assert cost.total - sum(layers * op.flops for layers, op in convolved) == counted
         ((layers, conv),) = convolved
@@ -202,8 +210,8 @@ def test_parameters_match_the_published_size(
     assert abs(presets.load(preset).parameters() / 1e9 - billions) <= tolerance, f"{where}: {why}"
 
 
-# The text model of Qwen3-VL is a Qwen3 of the same dimensions; GLM-4.7 is a GLM-4.5 trained further, DeepSeek-V3.2 a V3.2-Exp, Jamba 1.5 Mini a
-# Jamba v0.1 and Qwen3.8-27B a Qwen3.5-27B.
+# The text model of Qwen3-VL is a Qwen3 of the same dimensions; GLM-4.7 is a GLM-4.5 trained further, DeepSeek-V3.2 a
+# V3.2-Exp, Jamba 1.5 Mini a Jamba v0.1 and Qwen3.8-27B a Qwen3.5-27B. Others are quantised copies.
 TWINS = [
     ("qwen3-vl-2b", "qwen3-1.7b"),
     ("qwen3-vl-4b", "qwen3-4b"),
@@ -212,6 +220,11 @@ TWINS = [
     ("qwen3-vl-235b-a22b", "qwen3-235b-a22b"),
     ("glm-4.5", "glm-4.7"),
     ("deepseek-v3.2-exp", "deepseek-v3.2"),
+    ("deepseek-v3-0324-nvfp4", "deepseek-v3"),
+    ("glm-5-fp8", "glm-5"),
+    ("qwen3-32b-fp8", "qwen3-32b"),
+    ("qwen3-vl-32b-thinking", "qwen3-32b"),
+    ("qwen3-vl-235b-a22b-thinking", "qwen3-235b-a22b"),
     ("jamba-1.5-mini", "jamba-v0.1"),
     ("qwen3.8-27b", "qwen3.5-27b"),
 ]

@@ -23,14 +23,7 @@ TWINS = {
     "deepseek-v3-inference-671b": "deepseek-v3",
     "deepseek-v3.1-inference": "deepseek-v3.1",
     "deepseek-v3.2-exp-inference": "deepseek-v3.2-exp",
-    "deepseek-v3-0324-nvfp4": "deepseek-v3",
-    "glm-5-fp8": "glm-5",
-    "nemotron-3-nano": "nemotron-3-nano-30b-a3b",
-    "qwen3-32b-fp8": "qwen3-32b",
     "qwen3-next-80b-a3b-maxtext": "qwen3-next-80b-a3b",
-    "qwen3-next-80b-a3b-thinking": "qwen3-next-80b-a3b",
-    "qwen3-vl-235b-a22b-thinking": "qwen3-vl-235b-a22b",
-    "qwen3-vl-32b-thinking": "qwen3-vl-32b",
 }
 # What a file states and its preset does not, or the reverse, and why.
 DIFFERENCES: dict[str, dict[str, Any]] = {
