@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from attncalc.allocation import Allocation, Request, allocate, model_formats, own_form
 from attncalc.dtypes import Formats
 from attncalc.engines import engine as find_engine
-from attncalc.engines.log import FRACTION_OF_FREE, Logged, logged
+from attncalc.engines.blocks import pad
+from attncalc.engines.log import FRACTION_OF_FREE, Logged, block_bytes, logged
 from attncalc.engines.options import EngineOptions
 from attncalc.engines.stages import within
 from attncalc.errors import AttncalcError
@@ -68,7 +69,8 @@ class Capacity(NamedTuple):
     """What a memory holds of one model under one engine.
 
     `rooms`: of every pipeline stage. `longest`: tokens of the longest single sequence, None where no length is too
-    long; it takes `bytes_used` of the room that is full, and one token more would take `bytes_next`.
+    long; it takes `bytes_used` of the room that is full, and one token more would take `bytes_next`. `formats`: those
+    that the engine keeps.
     """
 
     model: Model
@@ -83,6 +85,7 @@ class Capacity(NamedTuple):
     sequences: int | None
     log: Logged | None
     replicated: tuple[str, ...]
+    formats: Formats
 
     @property
     def tokens(self) -> int | None:
@@ -110,8 +113,8 @@ class Capacity(NamedTuple):
 
     def _share(self, tokens: int | None) -> int | None:
         """Of the tokens that all slots have together, those of one."""
-        slots = self.request.options.slots
-        return tokens if tokens is None or not slots else tokens // slots
+        slots, shared = self.request.options.slots, self.request.options.kv_unified
+        return tokens if tokens is None or not slots or shared else tokens // slots
 
     def _capped(self, tokens: int | None) -> int | None:
         maximum = self.model.max_position_embeddings
@@ -189,20 +192,22 @@ def fit(
         return profile.allocate(model, replace(request, context=n, batch=sequences))
 
     def fits(n: int, sequences: int) -> bool:
-        return all(taken <= r.bytes_budget for taken, r in zip(_taken(kept(n, sequences)), rooms, strict=True))
+        try:
+            taken = _taken(kept(n, sequences))
+        except AttncalcError:  # too short for an engine, as sglang's sliding pool can be; longer ones decide
+            return True
+        return all(b <= r.bytes_budget for b, r in zip(taken, rooms, strict=True))
 
     every = replace(request, options=replace(options, pp=None))
     period = profile.allocate(model, every).period
     found = longest(lambda n: fits(n, 1), period)
-    sequences = longest(lambda b: fits(context, b))
+    sequences = _in_slots(options, found, context) if options.slots else longest(lambda b: fits(context, b))
     of_batch = found if batch == 1 else longest(lambda n: fits(n, batch), period)
     beyond = [None for _ in rooms] if found == MAX_COUNT else _taken(kept(found + 1, 1))
     full = next((i for i, (n, r) in enumerate(zip(beyond, rooms, strict=True)) if n and n > r.bytes_budget), 0)
     used = _taken(kept(found, 1))[full] if found else 0
     asked = kept(context, 1)
     log = logged(engine, asked, [r.bytes_budget for r in rooms], lambda n: kept(n, 1), found)
-    if options.slots is not None:
-        sequences = options.slots if found // options.slots >= context else 0
     return Capacity(
         model,
         engine,
@@ -216,7 +221,16 @@ def fit(
         _finite(sequences),
         log,
         asked.replicated,
+        asked.formats,
     )
+
+
+def _in_slots(options: EngineOptions, tokens: int, context: int) -> int:
+    """Sequences of `context` tokens that slots hold which have so many tokens together."""
+    slots = options.slots or 1
+    if options.kv_unified:
+        return min(slots, tokens // context)
+    return slots if tokens // slots >= context else 0
 
 
 def _taken(made: Allocation) -> list[int]:
@@ -232,8 +246,8 @@ def _finite(n: int) -> int | None:
 def _rooms(model: Model, engine: str, request: Request, memory: Memory) -> Iterator[Room]:
     """Every pipeline stage with its own layers, weights and budget; one where there is no pipeline."""
     groups, options, tp = model.layer_groups(mtp=request.mtp), request.options, request.tp
-    stages = [stage.layers for stage in find_engine(engine).allocate(model, request).stages]
-    stages = stages or [tuple(sorted({i for g in groups for i in g.indices}))]
+    made = find_engine(engine).allocate(model, replace(request, batch=1))
+    stages = [stage.layers for stage in made.stages] or [tuple(sorted({i for g in groups for i in g.indices}))]
     if len(stages) > 1 and memory.total is not None:
         extras = [w.name for w in model.extras(mtp=request.mtp) if w.place in ("attention", "ffn")]
         if extras or any(g.joined and g.joined.weight_copies for g in groups):
@@ -253,7 +267,10 @@ def _rooms(model: Model, engine: str, request: Request, memory: Memory) -> Itera
             last=i + 1 == len(stages),
             mtp=request.mtp,
         )
-        yield Room(stage, weights, memory.budget(weights, engine))
+        budget = memory.budget(weights, engine)
+        if engine in FRACTION_OF_FREE and memory.cache is None:
+            budget = pad(budget, block_bytes(made)[i])
+        yield Room(stage, weights, budget)
 
 
 def _form(groups: tuple[LayerGroup, ...], form: str | None) -> str | None:

@@ -69,7 +69,7 @@ def run(positional: list[str], options: list[str], engines: list[str], asked: Op
     notes = notes_of(resolved) + [note for c in made for note in _notes(c, memory)] + refused
     from attncalc.report.fit import fit_report
 
-    return fit_report(inputs, one_conventions(resolved), made, list(dict.fromkeys(notes)))
+    return fit_report(inputs, one_conventions(resolved, [c.formats for c in made]), made, list(dict.fromkeys(notes)))
 
 
 def _memory(given: MemoryOptions) -> tuple[Memory, Row]:

@@ -58,8 +58,9 @@ NoHybridManager = Annotated[
     bool, typer.Option("--no-hybrid-manager", help="Sliding and chunked layers take blocks for the whole context.")
 ]
 DraftTokens = Annotated[str | None, typer.Option("--draft-tokens", help="Tokens of a draft that a step verifies.")]
-Slots = Annotated[str | None, typer.Option("--slots", help="Sequences that are served at once.")]
+Slots = Annotated[str | None, typer.Option("--slots", help="Slots that share --context and its cells.")]
 Ubatch = Annotated[str | None, typer.Option("--ubatch", help="Tokens of a physical batch.")]
+KvUnified = Annotated[bool, typer.Option("--kv-unified", help="Slots share one stream of cells.")]
 SwaRatio = Annotated[
     str | None, typer.Option("--swa-ratio", help="Tokens of the sliding pool for each of the full one, such as 0.8.")
 ]

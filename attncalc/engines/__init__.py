@@ -14,6 +14,8 @@ ENGINES = {
     "transformers": "attncalc.engines.transformers",
     "vllm": "attncalc.engines.vllm",
     "sglang": "attncalc.engines.sglang",
+    "tensorrt-llm": "attncalc.engines.tensorrt_llm",
+    "llamacpp": "attncalc.engines.llamacpp",
 }
 
 

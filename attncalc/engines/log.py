@@ -8,16 +8,18 @@ from typing import NamedTuple
 
 from attncalc.allocation import Allocation
 from attncalc.engines.options import read_version
+from attncalc.units import MAX_COUNT
 
 FRACTION_OF_FREE = ("tensorrt-llm",)
-"""Engines whose memory fraction is one of what is free after the weights; elsewhere it is of the whole memory."""
+"""Engines that take a fraction of what is free after the weights, in blocks rounded up; else it is of the whole."""
 
 
 class Logged(NamedTuple):
-    """The tokens that an engine says it has room for, and its lines."""
+    """The tokens that an engine says it has room for, its lines, and the blocks of its pool, if it has one."""
 
     tokens: int
     lines: tuple[str, ...]
+    blocks: int | None = None
 
 
 class Start(NamedTuple):
@@ -55,19 +57,18 @@ def _vllm(start: Start) -> Logged:
     else:
         tokens = blocks * length // needed
     if blocks < needed:
-        return Logged(tokens, (_too_long(start, blocks),))
+        return Logged(tokens, (_too_long(start, blocks),), blocks)
     lines = (
         f"GPU KV cache size: {tokens:,} tokens",
         f"Maximum concurrency for {length:,} tokens per request: {decimals(blocks, needed)}x",
     )
-    return Logged(tokens, lines)
+    return Logged(tokens, lines, blocks)
 
 
 def _too_long(start: Start, blocks: int) -> str:
     """The refusal to start where not even one request fits, with the longest that would."""
     made, (pool,) = start.made, start.made.pools
-    totals = [s.bytes_total for s in made.stages] or [made.bytes_total]
-    each = [n // (pool.blocks(made.context) + pool.spare_blocks) for n in totals]
+    each = block_bytes(made)
     stage = min(range(len(each)), key=lambda i: start.budgets[i] // each[i])
     low, high = 0, made.context
     while high - low > 1:
@@ -81,12 +82,114 @@ def _too_long(start: Start, blocks: int) -> str:
     )
 
 
+def _sglang(start: Start) -> Logged | None:
+    """Tokens of the full pool: spare pages come on top of the budget, and sizes are said with them, in GiB.
+
+    Where states take a part the tokens depend on how many requests may run, which nothing here says.
+    Source: SGLang 0.5.23 `srt/model_executor/pool_configurator.py`, `srt/mem_cache/memory_pool.py`.
+    """
+    pools = {pool.name: pool for pool in start.made.pools}
+    if not 0 < start.longest < MAX_COUNT or not set(pools) <= {"full", "sliding"}:
+        return None
+    page = start.made.pools[0].groups[0].block_tokens
+
+    def fits(n: int) -> bool:
+        made = start.at(n)
+        taken = [s.bytes_total - s.bytes_overhead for s in made.stages] or [made.bytes_total - made.bytes_overhead]
+        return all(bytes_ <= budget for bytes_, budget in zip(taken, start.budgets, strict=True))
+
+    tokens = start.longest // page * page
+    while fits(tokens + page):
+        tokens += page
+    made, lines = start.at(tokens), []
+    for sliding in (True, False):
+        sides: dict[str, int] = {}
+        rows = 0
+        for layer in made.layers:
+            if (layer.group.reach.bounded and "sliding" in pools) == sliding:
+                for t in layer.tensors:
+                    rows = t.shape[0] * t.shape[2]
+                    sides[t.name] = sides.get(t.name, 0) + layer.layers * t.bytes // rows * (rows + page)
+        if set(sides) == {"k", "v"}:
+            sizes = f"K size: {decimals(sides['k'], GIB)} GB, V size: {decimals(sides['v'], GIB)} GB"
+            lines.append(f"KV Cache is allocated. #tokens: {rows}, {sizes}")
+        elif set(sides) == {"c_kv", "k_pe"}:
+            lines.append(f"KV Cache is allocated. #tokens: {rows}, KV size: {decimals(sum(sides.values()), GIB)} GB")
+    return Logged(tokens, (*lines, f"max_total_num_tokens={tokens}"))
+
+
+def _tensorrt_llm(start: Start) -> Logged:
+    """Tokens of all blocks. Source: `cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp`."""
+    (pool,), blocks = start.made.pools, _blocks(start)
+    tokens = blocks * pool.groups[0].block_tokens
+    taken = decimals(blocks * block_bytes(start.made)[0], GIB)
+    line = f"[MemUsageChange] Allocated {taken} GiB for max tokens in paged KV cache ({tokens})."
+    return Logged(tokens, (line,), blocks)
+
+
+def _llamacpp(start: Start) -> Logged | None:
+    """The cells of a context as long as fits, and the buffers. Source: `src/llama-kv-cache.cpp`."""
+    if not 0 < start.longest < MAX_COUNT:
+        return None
+    made = start.at(start.longest)
+    parts: dict[str, dict[str, list[tuple[int, str]]]] = {}
+    cells: dict[str, tuple[int, int]] = {}
+    layers: dict[str, int] = {}
+    for layer in sorted(made.layers, key=lambda x: x.group.reach.kind != "full"):  # the sliding layers last
+        kind: str = layer.group.reach.kind
+        rows = [t for t in layer.tensors if t.name not in STATES]
+        for t in layer.tensors:
+            part = "states" if t.name in STATES else kind
+            side = STATES.get(t.name) or ("V" if t.name == "v" else "K")
+            parts.setdefault(part, {}).setdefault(side, []).append((layer.layers * t.bytes, GGML.get(t.dtype, t.dtype)))
+        if rows:
+            cells[kind] = (rows[0].shape[0], rows[0].shape[2])
+            layers[kind] = layers.get(kind, 0) + layer.layers
+    slots = made.options.slots or made.batch
+    lines = []
+    for name, (streams, n) in cells.items():
+        sides = parts[name]
+        lines.append(
+            f"llama_kv_cache: size = {_sizes(sides)} MiB ({n:6} cells, {layers[name]:3} layers, "
+            f"{slots:2}/{streams} seqs), K ({_format(sides, 'K')}): {_sizes(sides, 'K')} MiB, "
+            f"V ({_format(sides, 'V')}): {_sizes(sides, 'V')} MiB"
+        )
+    if "states" in parts:
+        sides = parts["states"]
+        lines.append(
+            f"llama_memory_recurrent: size = {_sizes(sides)} MiB ({slots:6} cells, {made.model.num_layers:3} layers, "
+            f"{slots:2} seqs), R (f32): {_sizes(sides, 'R')} MiB, S (f32): {_sizes(sides, 'S')} MiB"
+        )
+    return Logged(start.longest, tuple(lines))
+
+
+STATES = {"conv_state": "R", "shift_state": "R", "ffn_shift_state": "R", "recurrent_state": "S"}
+"""What llama.cpp counts as R and S."""
+GGML = {"fp32": "f32", "fp16": "f16"}
+"""Formats that ggml names otherwise."""
+
+
+def _sizes(sides: dict[str, list[tuple[int, str]]], side: str = "") -> str:
+    """MiB of one side, or of all."""
+    names = (side,) if side else tuple(sides)
+    return decimals(sum(n for name in names for n, _ in sides.get(name, ())), 2**20).rjust(7)
+
+
+def _format(sides: dict[str, list[tuple[int, str]]], side: str) -> str:
+    """The format of K or V; of K where there is no V."""
+    return (sides.get(side) or sides["K"])[0][1]
+
+
+def block_bytes(made: Allocation) -> list[int]:
+    """Bytes of a block of the pool, on a GPU of every stage."""
+    (pool,) = made.pools
+    held = pool.held(made.context, made.sequences)
+    return [n // held for n in [s.bytes_total for s in made.stages] or [made.bytes_total]]
+
+
 def _blocks(start: Start) -> int:
     """Blocks of the pool: those of the stage that has fewest."""
-    made, (pool,) = start.made, start.made.pools
-    held = pool.blocks(made.context) + pool.spare_blocks
-    totals = [s.bytes_total for s in made.stages] or [made.bytes_total]
-    return max(0, min(b * held // n for b, n in zip(start.budgets, totals, strict=True)))
+    return max(0, min(b // n for b, n in zip(start.budgets, block_bytes(start.made), strict=True)))
 
 
 def _before(version: str | None, limit: tuple[int, int]) -> bool:
@@ -105,4 +208,9 @@ def decimals(n: int, unit: int, places: int = 2) -> str:
     return f"{text[:-places]}.{text[-places:]}"
 
 
-PRINTERS: dict[str, Callable[[Start], Logged]] = {"vllm": _vllm}
+PRINTERS: dict[str, Callable[[Start], Logged | None]] = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "tensorrt-llm": _tensorrt_llm,
+    "llamacpp": _llamacpp,
+}

@@ -17,7 +17,8 @@ class EngineOptions:
 
     `version`: the version to follow, where its rules changed. `block_size`: tokens of a block (of a page).
     `max_batched_tokens`: tokens that a step may schedule, all batches in flight together. `draft_tokens`: tokens of a
-    draft that a step verifies. `slots`, `ubatch`: sequences served at once, and tokens of a physical batch.
+    draft that a step verifies. `slots`, `ubatch`: sequences served at once, and tokens of a physical batch;
+    `kv_unified`: the slots share one stream of cells.
     `swa_ratio`: tokens of the sliding pool for each of the full one. `pp`: the layers of each pipeline stage, or one
     number, the stages. `dcp`: GPUs that share the tokens of a replicated cache. `dp`: replicas that share the
     sequences; with `dp_attention` they lie within `tp` and hold whole sequences.
@@ -31,6 +32,7 @@ class EngineOptions:
     draft_tokens: int | None = None
     slots: int | None = None
     ubatch: int | None = None
+    kv_unified: bool = False
     swa_ratio: "Fraction | int | None" = None
     pp: tuple[int, ...] | None = None
     dcp: int | None = None

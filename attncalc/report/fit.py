@@ -13,8 +13,8 @@ def fit_result(made: Capacity) -> Row:
     return {
         "model": made.model.id,
         "engine": made.engine,
-        "kv_dtype": request.formats.kv,
-        "weight_dtype": request.formats.weight,
+        "kv_dtype": made.formats.kv,
+        "weight_dtype": made.formats.weight,
         "context": request.context,
         "batch": request.batch,
         "tp": request.tp,
@@ -29,6 +29,7 @@ def fit_result(made: Capacity) -> Row:
         "longest": made.longest,
         "bytes_used": made.bytes_used,
         "bytes_one_token_more": made.bytes_next,
+        "blocks": made.log.blocks if made.log else None,
         "log_lines": list(made.log.lines) if made.log else [],
         "stages": [room._asdict() | {"layers": list(room.layers)} for room in made.rooms],
     }
