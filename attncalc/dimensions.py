@@ -13,6 +13,7 @@ from attncalc.attention.gdn import GDN
 from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
 from attncalc.attention.gqa_concat import ConcatGQA
+from attncalc.attention.gqa_conv import ConvGQA
 from attncalc.attention.gqa_index import IndexedGQA
 from attncalc.attention.gta import GTA
 from attncalc.attention.kda import KDA
@@ -25,6 +26,7 @@ from attncalc.attention.mla import MLA
 from attncalc.attention.mla_split import MLASplit
 from attncalc.attention.moba import MoBA
 from attncalc.attention.nsa import NSA
+from attncalc.attention.residual_conv import ResidualConv
 from attncalc.attention.retnet import RetNet
 from attncalc.attention.rg_lru import RGLRU
 from attncalc.attention.rwkv7 import RWKV7
@@ -104,6 +106,10 @@ BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
     "gqa-concat": lambda d: ConcatGQA(
         d.hidden_size, d.heads, d.kv_heads, d.head_dim, d.v_head_dim, input_size=2 * d.hidden_size
     ),
+    # Inkling's kernel, relative states and distances.
+    "gqa-conv": lambda d: ConvGQA(
+        d.hidden_size, d.heads, d.kv_heads, d.head_dim, d.v_head_dim, conv_kernel=4, rel_dim=16, rel_extent=1024
+    ),
     "mla": lambda d: MLA(
         d.hidden_size,
         d.heads,
@@ -148,6 +154,7 @@ BUILD: Mapping[str, Callable[[Dimensions], Attention]] = {
     # RecurrentGemma's: as many channels as the hidden size, a block of the gates for each head.
     "rg-lru": lambda d: RGLRU(d.hidden_size, d.hidden_size, d.heads),
     "short-conv": lambda d: ShortConv(d.hidden_size, d.hidden_size, conv_kernel=3),  # LFM2's
+    "conv": lambda d: ResidualConv(d.hidden_size, conv_kernel=4),  # Inkling's
     "mla-split": lambda d: MLASplit(
         d.hidden_size, d.heads, d.head_dim, d.v_head_dim, _half(d.kv_lora_rank), _half(d.kv_lora_rank)
     ),

@@ -160,6 +160,33 @@ def test_lfm3_equals_transformers_but_for_its_convolutions(
         assert layers * conv.flops == 13 * 2 * 7 * 2048 * cost.workload.new_tokens
 
 
+@pytest.mark.parametrize("run", TRACES["inkling"]["runs"], ids=name)
+def test_inkling_equals_transformers_but_for_its_convolutions(run: dict[str, int]) -> None:
+    """The trace has the products of the attention modules; what was counted outside leaves out routed experts."""
+    model, n = presets.load("inkling"), run["context"]
+    assert model.parameter_parts()["buffers"] == 66 * 256
+    whole = {64: (2_240_650_674_176, 35_012_329_472), 5000: (228_425_973_760_000, 37_597_102_080)}[n]
+    for cost, phase, counted in zip(steps(model, n), ("prefill", "decode"), whole, strict=True):
+        ops = [(x, op) for x in cost.layers for op in x.contractions]
+        left = [(x, op) for x, op in ops if op.name != "conv" and not op.name.startswith("expert")]
+        attention = sum(x.layers * op.flops for x, op in left if x.group.variant == "gqa-conv" and op in x.attention[0])
+        assert attention == run[f"{phase}_attention_flops"]
+        outside = cost.flops_head + sum(w.copies * op.flops for w, op in cost.extra)
+        assert outside + sum(x.layers * op.flops for x, op in left) == counted
+        # 55 layers of 16 and 11 of 8 KV heads; two convolutions over the hidden state in each of 66.
+        convolved = sum(x.layers * op.flops for x, op in ops if op.name == "conv")
+        assert convolved == 2 * 4 * (55 * 16 * 256 + 11 * 8 * 256 + 66 * 2 * 6144) * cost.workload.new_tokens
+
+
+def test_convolutions_of_inkling_are_kept_in_fp32_by_transformers() -> None:
+    model = presets.load("inkling")
+    ours, theirs = (model.cache(1000, engine=e) for e in ("logical", "transformers"))
+    channels = 55 * 16 * 256 + 11 * 8 * 256 + 66 * 2 * 6144
+    assert (ours.bytes_fixed, theirs.bytes_fixed) == (channels * 3 * 2, channels * 4 * 4)
+    bf16 = model.cache(1000, engine="transformers", formats=Formats(conv="bf16"))
+    assert bf16.bytes_fixed == channels * 4 * 2
+
+
 def steps(model: Model, context: int) -> tuple[StepCost, StepCost]:
     """A prompt and the token after it, as transformers computes them."""
     return (

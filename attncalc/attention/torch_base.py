@@ -283,19 +283,22 @@ def attend_reference(
     *,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    bias: Tensor | None = None,
     allowed: Tensor | None = None,
 ) -> Tensor:
     """`attend` as two products, with what no fused kernel does.
 
     `softcap` bounds the logits, c * tanh(logit / c) (Gemma 2, arXiv 2408.00118); `sinks` [H] are logits that take
-    weight from the keys and give no value (gpt-oss, arXiv 2508.10925). `allowed` [B, 1, T, S] replaces the mask of
-    `reach`.
+    weight from the keys and give no value (gpt-oss, arXiv 2508.10925). `bias` [B, H, T, S] is added to the logits.
+    `allowed` [B, 1, T, S] replaces the mask of `reach`.
     """
     (batch, heads, new_tokens, _), (groups, keys) = q.shape, k.shape[1:3]
     rows = q.reshape(batch, groups, heads // groups * new_tokens, -1)
     with operation("score"):
         logits = rows @ k.transpose(2, 3)
     logits = logits.view(batch, heads, new_tokens, keys) * scale
+    if bias is not None:
+        logits = logits + bias
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     mask = attention_mask(reach, new_tokens, keys, length, q.device) if allowed is None else allowed

@@ -2,8 +2,10 @@
 
 Sources: transformers 5.24.0 `cache_utils.py` (DynamicSlidingWindowLayer), `masking_utils.py`,
 `models/deepseek_v3/modeling_deepseek_v3.py`, `models/deepseek_v32`, `models/glm_moe_dsa`,
-`models/mimo_v2_flash`, `models/falcon`, `models/gpt_neo`.
+`models/mimo_v2_flash`, `models/falcon`, `models/gpt_neo`, `models/recurrent_gemma`, `models/inkling`.
 """
+
+from dataclasses import replace
 
 from attncalc.allocation import Request
 from attncalc.attention.base import Attention
@@ -21,6 +23,8 @@ from attncalc.reach import FULL, Reach
 from attncalc.workload import Workload
 
 DTYPES = ("fp32", "bf16", "fp16")
+FLOAT_CONVOLUTIONS = ("gqa-conv", "conv")
+"""Inkling convolves in fp32, and so keeps its columns."""
 
 
 def _one_less(reach: Reach) -> Reach:
@@ -66,14 +70,16 @@ class Transformers(Layered):
     follows = "transformers 5.24"
     options = ("version", "pp")
 
-    def formats(self, model: Model, formats: Formats) -> Formats:  # noqa: ARG002
-        """A cache has the dtype of the computation, index keys too."""
+    def formats(self, model: Model, formats: Formats) -> Formats:
+        """A cache has the dtype of the computation, index keys too; what is convolved in fp32 is kept so."""
         if formats.kv not in DTYPES:
             rule = f"transformers keeps its cache in {', '.join(DTYPES)}"
             raise AttncalcError("--kv-dtype", rule, got=formats.kv)
         if formats.index not in (None, formats.kv):
             rule = "transformers keeps index keys in the dtype of its cache"
             raise AttncalcError("--index-dtype", rule, got=formats.index)
+        if formats.conv is None and any(g.variant in FLOAT_CONVOLUTIONS for g in model.groups):
+            return replace(formats, conv="fp32")
         return formats
 
     def execution(
@@ -135,6 +141,9 @@ class Transformers(Layered):
             return "GPT-Neo keeps and computes all keys in its local layers, and masks those outside the window"
         if group.reach.kind == "window" and model.model_type == "mimo_v2_flash":
             return "MiMo-V2's window leaves out the current token: as many are kept, one more is attended"
+        if group.variant in FLOAT_CONVOLUTIONS:
+            kept = "a sliding layer keeps window - 1 tokens, and " if group.reach.kind == "window" else ""
+            return f"{kept}a convolution of Inkling keeps as many columns as its kernel, in fp32"
         if group.reach.kind == "window":
             return "a sliding layer keeps window - 1 tokens, without the current one"
         layout = group.attention.cache(group.reach, group.attention.forms[0]) if group.attention else ()

@@ -20,7 +20,7 @@ from attncalc.workload import Workload
 VARIANTS = known_variants()
 DEVICES = ("cpu", "cuda", "mps", "meta")
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
-BRANCHES_OF = {"nsa": 3, "moba": 1, "gqa-index": 2}
+BRANCHES_OF = {"nsa": 3, "moba": 1, "gqa-index": 2, "gqa-conv": 2}
 """Variants whose layers have no fused kernel, and how many score matrices they make."""
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 

@@ -17,6 +17,7 @@ from attncalc.attention.gdn import GDN
 from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
 from attncalc.attention.gqa_concat import ConcatGQA
+from attncalc.attention.gqa_conv import ConvGQA
 from attncalc.attention.gqa_index import IndexedGQA
 from attncalc.attention.gta import GTA
 from attncalc.attention.kda import KDA
@@ -29,6 +30,7 @@ from attncalc.attention.mla import MLA
 from attncalc.attention.mla_split import MLASplit
 from attncalc.attention.moba import MoBA
 from attncalc.attention.nsa import NSA
+from attncalc.attention.residual_conv import ResidualConv
 from attncalc.attention.retnet import RetNet
 from attncalc.attention.rg_lru import RGLRU
 from attncalc.attention.rotary import Rotary
@@ -261,6 +263,7 @@ def decode() -> Iterator[Proof]:
         "mqa, window 5": (GQA(32, 4, 1, 8, 8, 8), Reach("window", 5)),
         "gqa, chunk 4": (GQA(32, 4, 2, 8, 8), Reach("chunk", 4)),
         "gqa-concat": (ConcatGQA(32, 4, 2, 8, 6, input_size=48), FULL),
+        "gqa-conv, window 5": (ConvGQA(32, 4, 2, 8, 6, 3, 4, 5), Reach("window", 5)),
         "mla": (SMALL, FULL),
         "mla, gate": (replace(SMALL, gate="full"), FULL),
         "dsa": (SPARSE, FULL),
@@ -279,6 +282,7 @@ def decode() -> Iterator[Proof]:
         "rwkv7": (RWKV7(24, 3, 6, 4, 5, 4, 3, 6), FULL),
         "rg-lru": (RGLRU(24, 20, 4, 3), FULL),
         "short-conv": (ShortConv(24, 20, 3), FULL),
+        "conv": (ResidualConv(24, 3), FULL),
         "nsa": (NSA(32, 4, 2, 8, 6, 4, 4, 2, 0, 4, 2, 1, 1, 3), FULL),
         "nsa, MLP": (NSA(32, 4, 2, 8, 6, 4, 4, 2, 5, 4, 2, 1, 1, 3), FULL),
         "gqa-index": (IndexedGQA(32, 4, 2, 8, 6, 4, 6, 3, 2), FULL),
