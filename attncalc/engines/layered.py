@@ -70,7 +70,7 @@ class Layered:
         """The layers of the largest stage, one by one."""
         from attncalc.engines.logical import PROFILE as LOGICAL
 
-        request = replace(request, formats=self.formats(model, request.formats))
+        asked, request = request.formats, replace(request, formats=self.formats(model, request.formats))
         groups = model.layer_groups(mtp=request.mtp)
         stages: list[frozenset[int] | None] = [None]
         if request.options.pp:
@@ -84,7 +84,7 @@ class Layered:
         for layer in layers:
             rule = self.rule(model, layer.group, here)
             if rule:
-                ideal = LOGICAL.layer(model, layer.group, here)
+                ideal = LOGICAL.layer(model, layer.group, replace(here, formats=asked))
                 reasons[rule] = reasons.get(rule, 0) + layer.bytes - ideal.bytes
         return Allocation(
             model,
