@@ -3,7 +3,8 @@
 from typing import Any
 
 from attncalc.errors import AttncalcError, shown
-from attncalc.hf_config.config import Config
+from attncalc.hf_config.composite import text_model
+from attncalc.hf_config.config import MAX_VOCABULARY, Config
 from attncalc.hf_config.decoder import (
     FULL,
     SLIDING,
@@ -73,6 +74,12 @@ def _xielu(c: Config, total: int) -> list[Row]:
     return [weight(name, (1,), range(total), total, buffer=buffer) for name, buffer in names.items()]
 
 
+def _apertus1p5(c: Config, total: int) -> list[Row]:
+    """A head of fewer rows than the embedding is not understood."""
+    c.only("output_vocab_size", None, c.count("vocab_size", maximum=MAX_VOCABULARY))
+    return _xielu(c, total)
+
+
 def _bitnet_norm(c: Config, total: int) -> list[Row]:
     """A norm before the last matrix of the feed-forward; the third of the hidden size is before that of attention."""
     square(c)
@@ -134,6 +141,14 @@ READERS = {
     "helium": Decoder(bias=_helium_bias, ffn=_ffn(bias="mlp_bias")),
     "seed_oss": Decoder(bias=_seed_bias, ffn=_ffn(bias="mlp_bias")),
     "apertus": Decoder(bias=ATTENTION_BIAS, ffn=_ffn(gated=False), qk_norm="head", extras=_xielu),
+    "apertus1p5_text": Decoder(bias=ATTENTION_BIAS, ffn=_ffn(gated=False), qk_norm="head", extras=_apertus1p5),
+    "emu3_text_model": Decoder(expected=(("attention_bias", False), ("mlp_bias", False))),
+    "emu3": text_model("emu3_text_model", ignored=("vq_config", "vocabulary_map")),
+    "fuyu": text_model("persimmon", ignored=("image_size", "patch_size", "num_channels")),
+    "got_ocr2": text_model("qwen2"),
+    "moss_transcribe_diarize": text_model(
+        "qwen3", ignored=("projector_hidden_act", "projector_bias", "audio_merge_size", "audio_chunk_size")
+    ),
     "arcee": Decoder(bias=ATTENTION_BIAS, ffn=_ffn(gated=False, bias="mlp_bias")),
     "hunyuan_v1_dense": Decoder(
         bias=_hunyuan_bias,

@@ -44,8 +44,8 @@ def _gemma4(c: Config) -> Row:
     kinds[-1] = FULL  # as the class has it
     size, first_shared = c.count("sliding_window"), total - c.count("num_kv_shared_layers", minimum=0, maximum=total)
     attentions = {SLIDING: _attention(c, SLIDING), FULL: _attention(c, FULL)}
-    latent = c.count("hidden_size_per_layer_input", minimum=0)
-    experts = _experts(c) if c.flag("enable_moe_block") else None
+    latent = c.count("hidden_size_per_layer_input", minimum=0) if c.declares("hidden_size_per_layer_input") else 0
+    experts = _experts(c) if c.declares("enable_moe_block") and c.flag("enable_moe_block") else None
     norms = 4 + (latent > 0) + 3 * (experts is not None)
     wide = 2 if c.flag("use_double_wide_mlp") else 1
     inner = c.count("intermediate_size")
@@ -133,4 +133,6 @@ READERS = {
     "gemma3": text_model("gemma3_text"),
     "gemma4_text": _gemma4,
     "gemma4": text_model("gemma4_text"),
+    "gemma4_unified_text": _gemma4,
+    "gemma4_unified": text_model("gemma4_unified_text"),
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attncalc.errors import AttncalcError
-from attncalc.hf_config.config import MAX_POSITIONS, Config
+from attncalc.hf_config.config import MAX_POSITIONS, MAX_VOCABULARY, Config
 from attncalc.hf_config.decoder import Rule, check, layer_count, resolve
 from attncalc.hf_config.layers import Layer, Row, dense, document, gqa, weight, window
 
@@ -37,7 +37,7 @@ def norm_weights(c: Config, name: str, width: int | None = None) -> list[Row]:
 
 def bias_of_head(c: Config) -> list[Row]:
     """A bias of the logits."""
-    return [weight("lm_head.bias", (c.count("vocab_size"),), place="head")]
+    return [weight("lm_head.bias", (c.count("vocab_size", maximum=MAX_VOCABULARY),), place="head")]
 
 
 class Plain(NamedTuple):
@@ -45,8 +45,8 @@ class Plain(NamedTuple):
 
     `width`: of the feed-forward. `rope`: rotated values of a head, by its width. `positions`: rows of a table of
     learned positions beyond the largest number of positions; None: there is no table. `extra`: weights that are no part
-    of layers, embedding or head. `expected`: fields of which this value, or one of these, is understood. `ignored`:
-    fields without effect here.
+    of layers, embedding or head. `tie`: whether embedding and head are one weight, where no field says it. `expected`:
+    fields of which this value, or one of these, is understood. `ignored`: fields without effect here.
     """
 
     width: Size
@@ -65,6 +65,7 @@ class Plain(NamedTuple):
     hidden_size: Size = field("hidden_size")
     layer_count: Size = layer_count
     heads: str = "num_attention_heads"
+    tie: bool | None = None
     expected: tuple[tuple[str, Any], ...] = ()
     ignored: tuple[str, ...] = ()
 
@@ -93,6 +94,8 @@ class Plain(NamedTuple):
         if self.positions is not None and longest is not None:
             shape = (longest + self.positions, hidden_size)
             extra.insert(0, weight("embed_positions.weight", shape, place="embedding"))
+        if self.tie is not None:
+            c.tie = self.tie
         return document(
             c,
             layers,

@@ -18,11 +18,17 @@ _MODULES = {
         starcoder2""",
     "qwen": """qwen2 qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe
         qwen3_vl_moe_text qwen3_vl_text""",
-    "gemma": "gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text",
+    "gemma": "gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text gemma4_unified gemma4_unified_text",
+    "gemma3n": "gemma3n gemma3n_text",
+    "bert": """bert bert-generation camembert data2vec-text ernie modernbert-decoder roberta roberta-prelayernorm
+        roc_bert xlm-roberta xlm-roberta-xl""",
+    "seq2seq": "bart bigbird_pegasus blenderbot blenderbot-small mbart mvp pegasus plbart trocr whisper",
+    "sparse": "flint kolibri1 lara_mini mellum",
     "gpt": "falcon gpt-sw3 gpt2 gptj phi phi-msft",
     "gpt_others": """biogpt bloom codegen ctrl gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese mpt opt persimmon xglm""",
-    "dense": """apertus arcee bitnet glm granite granite_swa helium hunyuan_v1_dense hyperclovax internlm3 iquestcoder
-        jais2 ministral nanochat nemotron olmo seed_oss stablelm vaultgemma""",
+    "dense": """apertus apertus1p5_text arcee bitnet emu3 emu3_text_model fuyu glm got_ocr2 granite granite_swa helium
+        hunyuan_v1_dense hyperclovax internlm3 iquestcoder jais2 ministral moss_transcribe_diarize nanochat nemotron
+        olmo seed_oss stablelm vaultgemma""",
     "moe": """ernie4_5_moe glm4_moe glm4_shared_moe gpt_oss laguna minimax_m2 minimax_m3_vl minimax_m3_vl_text
         mixtral solar_open""",
     "deepseek": """deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_k2 kimi_k25 minicpm3
@@ -69,7 +75,7 @@ def read_as(kind: str, data: object, where: str, log: list[Access], *, tie: bool
     c.ignore("model_type", *(("tie_word_embeddings",) if tie is not None else ()))
     _check_architectures(c, c.facts.architectures + OTHER_CLASSES.get(kind, ()))
     for name, value in EVERYWHERE:
-        if c.has(name):
+        if c.has(name) and name not in getattr(_module(kind), "OWN_FIELDS", ()):
             c.only(name, value)
     declared = declared_format(c)
     reader: Reader = _module(kind).READERS[kind]

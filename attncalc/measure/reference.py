@@ -154,9 +154,12 @@ def configured(data: Mapping[str, Any], where: str) -> Any:
 
 
 def text_of(config: Any) -> Any:
-    """The part that the causal language model is built from; Mllama's takes the whole."""
+    """The part that the causal language model is built from; Mllama's takes the whole.
+
+    An encoder-decoder model's is the configuration itself: its decoder's part of the same class has lost its sizes.
+    """
     text = config.get_text_config(decoder=True)
-    return text if type(text) in _causal_models() else config
+    return text if type(text) in _causal_models() and type(text) is not type(config) else config
 
 
 def _causal_models() -> Any:
