@@ -153,7 +153,21 @@ def _notes(made: Capacity, memory: Memory) -> list[str]:
     if made.longest is None:
         notes.append(f"{model.id}: its cache does not grow with the tokens, so a sequence may have any length")
     if memory.cache is None:
+        notes.append(f"{model.id}, {made.engine}: {_account(made, memory)}")
         notes.append(
             "not modelled: activations, graphs, buffers of communication, fragmentation; --reserve is for them"
         )
     return notes
+
+
+def _account(made: Capacity, memory: Memory) -> str:
+    """How the budget follows from the memory, in bytes."""
+    fraction, full = f"{float(memory.fraction):g}", made.full
+    less = f" - {full.bytes_weights:,} (weights)" if memory.free is None else ""
+    less += f" - {memory.reserve:,} (reserve)" if memory.reserve else ""
+    start = f"{memory.total if memory.free is None else memory.free:,}"
+    if made.engine in FRACTION_OF_FREE:
+        share = f"{fraction} * ({start}{less})" if less else f"{fraction} * {start}"
+        return f"{share}, in blocks rounded up: {full.bytes_budget:,} B for the cache"
+    share = f"{fraction} * {start}" if memory.free is None else start
+    return f"{share}{less}: {full.bytes_budget:,} B for the cache"

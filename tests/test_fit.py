@@ -253,6 +253,10 @@ def test_the_contract(attncalc: Command) -> None:
     assert r["log_lines"] == []
     assert r["bytes_used"] <= r["bytes_budget"] < r["bytes_one_token_more"]
     assert any("--reserve" in note for note in made["notes"])
+    account = (
+        f"0.9 * 150,754,820,096 - {r['bytes_weights']:,} (weights) - 4,000,000,000 (reserve): {r['bytes_budget']:,} B"
+    )
+    assert any(account in note for note in made["notes"])
 
 
 def test_a_budget_of_its_own(attncalc: Command) -> None:

@@ -62,6 +62,8 @@ def test_every_command_is_in_the_readme() -> None:
         assert command.callback
         assert f"`attncalc {command.callback.__name__}`" in text
         assert command.callback.__doc__
+    table = re.findall(r"^\| `attncalc (\w+)` \|", text, re.MULTILINE)
+    assert table == [c.callback.__name__ for c in app.registered_commands if c.callback], "the order of --help"
 
 
 def rewrite() -> None:

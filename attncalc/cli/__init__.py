@@ -1,6 +1,7 @@
 """The command line. A command parses, calls one function, and renders; nothing is computed here."""
 
 import sys
+from collections.abc import Callable
 from io import TextIOWrapper
 from typing import Annotated
 
@@ -19,9 +20,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for module in (analytic, capacity, catalogue, proof):
-    for command in module.COMMANDS:
-        app.command()(command)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(analytic.cache, analytic.compare, analytic.flops, capacity.fit),
+    *(proof.measure, proof.verify, analytic.explain, proof.convert),
+    *(catalogue.models, catalogue.variants, catalogue.devices),
+)
+"""In the order of `--help`: questions, proofs, what ships."""
+for command in COMMANDS:
+    app.command()(command)
 
 
 def _version(show: bool) -> None:

@@ -223,6 +223,3 @@ def explain(
         count=count,
     )
     deliver(commands.explain(variant, model or [], asked), wanted, output)
-
-
-COMMANDS = (cache, compare, flops, explain)

@@ -53,7 +53,7 @@ def fit(
     json: o.Json = False,
     output: o.Output = None,
 ) -> None:
-    """How many tokens and sequences fit into a GPU's memory beside the weights, or into a given cache budget."""
+    """Tokens and sequences that fit into a memory beside the weights, or into a given cache budget."""
     from attncalc import fitting
     from attncalc.engines.options import read_options
     from attncalc.inputs import Options
@@ -89,6 +89,3 @@ def fit(
     )
     given = fitting.MemoryOptions(device, gpus, memory_fraction, reserve, free_memory, memory, tp)
     deliver(fitting.run(models or [], model or [], engine or ["logical"], asked, given), wanted, output)
-
-
-COMMANDS = (fit,)

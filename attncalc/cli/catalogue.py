@@ -50,6 +50,3 @@ def devices(
 
     wanted = chosen_format(format, json, output)
     deliver(commands.devices(), wanted, output)
-
-
-COMMANDS = (models, variants, devices)

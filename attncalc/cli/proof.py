@@ -84,6 +84,3 @@ def convert(
     report, ok = proof.convert(source, target, asked)
     deliver(report, wanted, output)
     raise typer.Exit(0 if ok else 1)
-
-
-COMMANDS = (measure, verify, convert)

@@ -42,12 +42,15 @@ def fit_report(inputs: Row, conventions: Row, made: Sequence[Capacity], notes: S
     """`attncalc fit`."""
     results = [fit_result(c) for c in made]
     title, lead = settings_of(results, "model", "context", "batch", "kv_dtype", "tp", "engine")
+    # The longest context of a batch, where there is one.
+    batches = (Column("context_of_batch", "each of batch", any_text),) if inputs["batch"] > 1 else ()
     columns = (
         *lead,
         Column("bytes_weights", "weights", decimal_bytes),
         Column("bytes_budget", "for cache", budget_text),
         Column("tokens", "tokens", any_text),
         Column("tokens_one_sequence", "one sequence", any_text),
+        *batches,
         Column("sequences", "sequences", any_text),
         Column("limiting", "limit", LIMITS.__getitem__),
     )
