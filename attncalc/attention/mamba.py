@@ -6,11 +6,12 @@ softplus(dt_proj(dt) + bias) and A = -exp(A_log) [inner, N], the state S [inner,
     S_t = exp(dt A) S_{t-1} + (dt x) B^T,  y = S_t C + D x,
 
 output y * SiLU(z), then out_proj. Source: arXiv 2312.00752 section 3; norms on dt, B and C: Jamba, arXiv 2403.19887
-section 6.4; parameter names as in transformers 5.24 `models/jamba` and `models/mamba`.
+section 6.4, and without weights transformers 5.24 `models/falcon_mamba`; parameter names as in `models/jamba` and
+`models/mamba` there.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from attncalc.attention.base import Attention, HeadShape, Step, check_form, require
 from attncalc.attention.conv import conv_axes, conv_cache, conv_product, conv_rowwise
@@ -41,8 +42,9 @@ SKIP = 2  # product with D, addition
 class Mamba:
     """Dimensions and options.
 
-    inner_size channels with state_size N values each; dt_rank R; W = conv_kernel. `norms`: RMSNorm on dt, B and C
-    (Jamba). `bias`: on in_proj and out_proj. There is one form: a prefill scans all new tokens.
+    inner_size channels with state_size N values each; dt_rank R; W = conv_kernel. `norms`: RMSNorm on dt, B and C with
+    weights (`rms`, Jamba) or without (`unweighted`, FalconMamba). `bias`: on in_proj and out_proj. There is one form: a
+    prefill scans all new tokens.
     """
 
     hidden_size: int
@@ -52,7 +54,7 @@ class Mamba:
     conv_kernel: int = 4
     conv_bias: bool = True
     bias: bool = False
-    norms: bool = False
+    norms: Literal["none", "rms", "unweighted"] = "none"
 
     forms: ClassVar[tuple[str, ...]] = ("recurrent",)
     source: ClassVar[str] = "arXiv 2312.00752 section 3"
@@ -89,7 +91,7 @@ class Mamba:
         if self.conv_bias:
             shapes["conv1d.bias"] = "c"
         shapes |= {"x_proj.weight": "q c", "dt_proj.weight": "c r", "dt_proj.bias": "c", "A_log": "c k", "D": "c"}
-        if self.norms:
+        if self.norms == "rms":
             shapes |= {"dt_layernorm.weight": "r", "b_layernorm.weight": "k", "c_layernorm.weight": "k"}
         shapes["out_proj.weight"] = "D c"
         if self.bias:
@@ -128,9 +130,10 @@ class Mamba:
             product("out_proj", o, weight("out_proj", "D c"), y, axes),
         )
         rowwise = list(conv_rowwise(axes, bias=self.conv_bias))
-        if self.norms:
+        if self.norms != "none":
             norms = {"dt_layernorm": "b t r", "b_layernorm": "b t k", "c_layernorm": "b t k"}
-            rowwise += [Rowwise(name, shape, RMS_NORM, axes) for name, shape in norms.items()]
+            each = RMS_NORM if self.norms == "rms" else RMS_NORM - 1
+            rowwise += [Rowwise(name, shape, each, axes) for name, shape in norms.items()]
         rowwise += [
             Rowwise("dt", "b t c", SOFTPLUS, axes),
             Rowwise("dt_x", "b t c", 1, axes),

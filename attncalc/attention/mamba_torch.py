@@ -36,11 +36,12 @@ class Layer(StateLayer[Mamba]):
         conv = self.get_submodule("conv1d")
         values = convolve(values, conv.get_parameter("weight"), cache, bias_of(conv))
         dt, b, c = torch.split(linear(self, "x_proj", values), [spec.dt_rank, N, N], dim=-1)
-        if spec.norms:
-            dt, b, c = (
-                rms_norm(part, self.get_parameter(f"{name}_layernorm.weight"), self.eps)
-                for name, part in (("dt", dt), ("b", b), ("c", c))
-            )
+        if spec.norms != "none":
+            weights = [
+                self.get_parameter(f"{name}_layernorm.weight") if spec.norms == "rms" else None
+                for name in ("dt", "b", "c")
+            ]
+            dt, b, c = (rms_norm(part, w, self.eps) for part, w in zip((dt, b, c), weights, strict=True))
         dt = functional.softplus(linear(self, "dt_proj", dt).to(wide))
         values, b, c = values.to(wide), b.to(wide), c.to(wide)
         rate = -self.get_parameter("A_log").to(wide).exp()

@@ -103,7 +103,7 @@ def _jamba(c: Config) -> Row:
         "conv_kernel": c.count("mamba_d_conv"),
         "conv_bias": c.flag("mamba_conv_bias"),
         "bias": c.flag("mamba_proj_bias"),
-        "norms": True,
+        "norms": "rms",
     }
     size, number = c.count("intermediate_size"), c.count("num_experts")
     experts = moe(number, c.count("num_experts_per_tok", maximum=number), size) if number > 1 else dense(size)

@@ -278,7 +278,7 @@ def decode() -> Iterator[Proof]:
         **{text: (spec, FULL) for text, spec in STATES.items()},
         "linear-state": (LinearState(24, 10), FULL),
         "mamba2": (Mamba2(24, 6, 4, 2, 5, chunk_size=4), FULL),
-        "mamba": (Mamba(24, 20, 5, 3, norms=True), FULL),
+        "mamba": (Mamba(24, 20, 5, 3, norms="rms"), FULL),
         "rwkv7": (RWKV7(24, 3, 6, 4, 5, 4, 3, 6), FULL),
         "rg-lru": (RGLRU(24, 20, 4, 3), FULL),
         "short-conv": (ShortConv(24, 20, 3), FULL),

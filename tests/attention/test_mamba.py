@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import prod
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -25,12 +26,13 @@ from tests.attention.common import by_name
 
 torch.set_num_threads(1)
 
-JAMBA = Mamba(4096, 8192, 16, 256, norms=True)
+JAMBA = Mamba(4096, 8192, 16, 256, norms="rms")
 PLAIN = Mamba(2560, 5120, 16, 160)
 BARE = Mamba(64, 96, 8, 5, conv_kernel=1, conv_bias=False, bias=True)
 SPECS = {"jamba": JAMBA, "mamba-2.8b": PLAIN, "bare": BARE}
-TINY = Mamba(12, 10, 5, 3, norms=True)
+TINY = Mamba(12, 10, 5, 3, norms="rms")
 FORMATS = Formats()
+Norms = Literal["none", "rms", "unweighted"]
 
 
 def products(spec: Mamba, context: int, new: int, batch: int = 1) -> list[Contraction]:
@@ -61,6 +63,18 @@ def test_jamba() -> None:
     assert decode["conv"] == 2 * 4 * 8192
     assert decode["state_update"] == 4 * 8192 * 16
     assert sum(decode.values()) == 2 * projections + decode["conv"] + decode["state_update"]
+
+
+def test_norms_without_weights() -> None:
+    """FalconMamba: no parameters, an operation less for each value."""
+    plain, bare = replace(JAMBA, norms="none"), replace(JAMBA, norms="unweighted")
+    assert bare.weights("") == plain.weights("") != JAMBA.weights("")
+    values = 256 + 2 * 16
+    counts = [
+        sum(row.flops for row in spec.ops(Step(Workload(9)), "recurrent", cached="").rowwise)
+        for spec in (plain, bare, JAMBA)
+    ]
+    assert (counts[1] - counts[0], counts[2] - counts[0]) == (3 * values, 4 * values)
 
 
 def test_shapes() -> None:
@@ -148,10 +162,10 @@ def from_definition(made: Layer, x: Tensor) -> Tensor:
     zero = torch.zeros((), dtype=x.dtype)
 
     def norm(name: str, values: Tensor) -> Tensor:
-        if not spec.norms:
+        if spec.norms == "none":
             return values
         scale = (values.square().mean(-1, keepdim=True) + made.eps).sqrt()
-        return values / scale * w[f"{name}_layernorm.weight"]
+        return values / scale * (w[f"{name}_layernorm.weight"] if spec.norms == "rms" else 1)
 
     out = torch.zeros_like(x)
     for n, sequence in enumerate(x):
@@ -177,7 +191,8 @@ def from_definition(made: Layer, x: Tensor) -> Tensor:
 
 VARIATIONS = {
     "norms": TINY,
-    "plain": replace(TINY, norms=False),
+    "plain": replace(TINY, norms="none"),
+    "norms without weights": replace(TINY, norms="unweighted"),
     "bare": replace(TINY, conv_kernel=1, conv_bias=False, bias=True),
 }
 
@@ -203,11 +218,11 @@ def test_steps_from_the_cache_equal_one_prefill(name: str) -> None:
     assert {t.dtype for t in cache.tensors.values()} == {torch.float64}
 
 
-@pytest.mark.parametrize("which", ["jamba", "mamba"])
+@pytest.mark.parametrize("which", ["jamba", "mamba", "falcon_mamba"])
 def test_equals_transformers(which: str) -> None:
     """Prefill, single tokens and a later prefill with the same weights, in float32.
 
-    Mamba's mixer takes no step of several tokens after the first.
+    Mamba's mixers take no step of several tokens after the first.
     """
     module = pytest.importorskip(f"transformers.models.{which}.modeling_{which}", reason="needs transformers 5.24")
     cache_utils = pytest.importorskip("transformers.cache_utils")
@@ -217,12 +232,15 @@ def test_equals_transformers(which: str) -> None:
         )
         theirs, eps = module.JambaMambaMixer(config, 0), config.rms_norm_eps
     else:
-        config = module.MambaConfig(hidden_size=24, state_size=7, time_step_rank=5, num_hidden_layers=1)
-        theirs, eps = module.MambaMixer(config, 0), 1e-6
+        name = {"mamba": "Mamba", "falcon_mamba": "FalconMamba"}[which]
+        sizes = {"hidden_size": 24, "state_size": 7, "time_step_rank": 5, "num_hidden_layers": 1}
+        config = getattr(module, f"{name}Config")(**sizes)
+        theirs, eps = getattr(module, f"{name}Mixer")(config, 0, initialize_mixer_weights=False), 1e-6
     torch.manual_seed(2)
     randomised(theirs, 0.3)
     theirs.eval()
-    spec = Mamba(24, 48, 7, 5, norms=which == "jamba")
+    norms: Norms = {"jamba": "rms", "mamba": "none", "falcon_mamba": "unweighted"}[which]  # type: ignore[assignment]
+    spec = Mamba(24, 48, 7, 5, norms=norms)
     ours = Layer(spec, eps=eps)
     ours.load_state_dict(theirs.state_dict())
     assert sum(w.elements for w in spec.weights("")) == sum(p.numel() for p in theirs.parameters())
