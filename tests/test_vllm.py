@@ -423,3 +423,11 @@ def test_json_names_the_formats_that_vllm_keeps(attncalc: Command) -> None:
     assert sum(r["bytes"] for r in two["results"][0]["reasons"] if "own format" in r["rule"]) == (
         -36 * 32 * 128 * 128 * 2
     )
+
+
+def test_picked_blocks_are_pages() -> None:
+    """MiniMax-M3: 60 layers of K and V of 4 heads of 128; an index key of 128 in 57, the model's format whatever K's."""
+    for kv, size in (("bf16", 2), ("fp8", 1)):
+        made = kept("minimax-m3", 200, formats=Formats(kv=kv))
+        assert made.pools[0].block_bytes == 128 * (60 * 2 * 4 * 128 * size + 57 * 128 * 2)
+        assert made.pools[0].blocks(200) == 2

@@ -10,6 +10,7 @@ from dataclasses import replace
 from attncalc.allocation import Allocation, Request, own_form
 from attncalc.attention.base import Attention
 from attncalc.attention.csa import CSA
+from attncalc.attention.gqa_index import IndexedGQA
 from attncalc.cache import CacheTensor
 from attncalc.dtypes import RECORDS, Formats, whole_bytes
 from attncalc.engines import blocks, vllm_v4
@@ -34,7 +35,7 @@ BLOCK, LATENT_HYBRID_BLOCK, INDEXED_BLOCK, V4_BLOCK = 16, 128, 64, 256
 V4 = frozenset(("csa", "hca", "tied-mqa"))
 KINDS: dict[str, Kind] = {"window": "sliding", "chunk": "chunk"}
 VARIANTS = (
-    *("mha", "gqa", "mqa", "mfa", "gqa-concat", "mla", "dsa", "csa", "hca", "tied-mqa"),
+    *("mha", "gqa", "mqa", "mfa", "gqa-concat", "gqa-index", "mla", "dsa", *sorted(V4)),
     *("kda", "gdn", "mamba", "mamba2", "lightning", "short-conv"),
 )
 HEAD_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2", "nvfp4", *(f"{x}_per_token_head" for x in ("int8", "int4", "fp8")))
@@ -60,7 +61,7 @@ class Vllm:
         attentions = [g.attention for g in model.groups if g.attention]
         variants = {a.variant for a in attentions}
         latent = variants & {"mla", "dsa", *V4}
-        heads = variants & {"mha", "gqa", "mqa", "mfa", "gqa-concat"}
+        heads = variants & {"mha", "gqa", "mqa", "mfa", "gqa-concat", "gqa-index"}
         kv, index = formats.kv, formats.index
         if kv == "fp8" and variants & {"dsa", *V4}:
             kv = "fp8_ds_mla"  # FlashMLA has no other fp8 for selected rows
@@ -68,13 +69,18 @@ class Vllm:
             if found and kv not in known:
                 rule = f"vllm keeps {' and '.join(sorted(found))} in {', '.join(known)}"
                 raise AttncalcError("--kv-dtype", rule, got=kv)
-        if kv == "nvfp4" and any(a.heads(a.forms[0]).head_dim_k != a.heads(a.forms[0]).head_dim_v for a in attentions):
+        widths = [a.heads(a.forms[0]) for a in attentions if a.variant in heads]
+        if kv == "nvfp4" and any(w.head_dim_k != w.head_dim_v for w in widths):
             raise AttncalcError("--kv-dtype", "vllm keeps K and V of one width in nvfp4", got=model.id)
         if variants & {"dsa", "csa"}:
             index = index or "fp8"
             if index not in INDEX_FORMATS:
                 rule = f"vllm keeps index keys in {' or '.join(INDEX_FORMATS)}"
                 raise AttncalcError("--index-dtype", rule, got=index)
+        if "gqa-index" in variants:
+            index = index or "bf16"
+            if index not in ("bf16", "fp16"):
+                raise AttncalcError("--index-dtype", "vllm keeps these index keys in the model's format", got=index)
         state = formats.state
         if state is None and variants & {"gdn", "mamba", "mamba2", "lightning"}:
             state = NAMED_STATE.get(model.model_type or "", "bf16")
@@ -179,6 +185,8 @@ def block_and_state(
     """
     variants = {g.attention.variant for g in groups if g.attention}
     kernel = V4_BLOCK if variants & V4 else INDEXED_BLOCK if "dsa" in variants else BLOCK
+    # Blocks that an indexer picks are pages.
+    kernel = max(kernel, *(g.attention.block_size for g in groups if isinstance(g.attention, IndexedGQA)), 0)
     wanted = request.options.block_size or kernel
     if wanted % kernel:
         raise AttncalcError("--block-size", f"must be a multiple of {kernel}, a block of the kernels", got=wanted)
