@@ -336,7 +336,7 @@ def test_reasons_explain_the_whole_difference(preset: str) -> None:
             made = model.cache(context, batch=2, tp=tp, engine="vllm", options=options)
             logical = model.cache(context, batch=2, tp=tp, options=options.limited(("pp", "dp")))
         except AttncalcError as error:
-            assert error.where in ("--engine", "--tp", "--draft-tokens", "--pp", "--kv-dtype")  # noqa: PT017
+            assert error.where in ("--engine", "--tp", "--draft-tokens", "--pp", "--kv-dtype", "--no-hybrid-manager")  # noqa: PT017
             continue
         assert sum(r.bytes for r in made.reasons) == made.bytes_total - logical.bytes_total
         assert made.bytes_total == sum(x.bytes for x in made.layers) + made.bytes_overhead
@@ -386,6 +386,8 @@ def test_the_hybrid_manager_off_promotes_beside_full_layers_only() -> None:
     sliding, chunk = Spec("sliding", 16, 1, 1, 64), Spec("chunk", 16, 1, 1, 64)
     full = Spec("full", 16, 1, 1)
     assert promote([Cache(sliding, 0, 0)]) == [Cache(sliding, 0, 0)]
+    with pytest.raises(AttncalcError, match="--no-hybrid-manager"):
+        kept("qwen3-next-80b-a3b", 100, no_hybrid_manager=True)
     assert promote([Cache(s, i, i) for i, s in enumerate((sliding, chunk, full))]) == [
         Cache(full, i, i) for i in range(3)
     ]

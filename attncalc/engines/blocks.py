@@ -97,11 +97,20 @@ class Group(NamedTuple):
 
 
 def promote(caches: Sequence[Cache]) -> list[Cache]:
-    """Sliding and chunked caches as full ones, where the model has full ones: the hybrid manager switched off."""
-    if not any(c.spec.kind == "full" for c in caches):
+    """Sliding and chunked caches as full ones, where the model has full ones: the hybrid manager switched off.
+
+    Raises:
+        AttncalcError: caches of one kind they are not even then.
+    """
+    if uniform({c.spec for c in caches}):
         return list(caches)
-    local = ("sliding", "chunk")
-    return [c._replace(spec=c.spec._replace(kind="full", size=0)) if c.spec.kind in local else c for c in caches]
+    local, full = ("sliding", "chunk"), any(c.spec.kind == "full" for c in caches)
+    made = [
+        c._replace(spec=c.spec._replace(kind="full", size=0)) if full and c.spec.kind in local else c for c in caches
+    ]
+    if not uniform({c.spec for c in made}):
+        raise AttncalcError("--no-hybrid-manager", "vllm cannot allocate these layers as one kind")
+    return made
 
 
 def uniform(specs: set[Spec]) -> bool:
