@@ -87,38 +87,31 @@ def indices_text(indices: Iterable[int], total: int) -> str:
     left = sorted(indices)
     if left == list(range(total)):
         return "all"
-    parts = []
-    while left:
-        run = max((_run(left, step, total) for step in range(1, 13)), key=len)
-        start, step = run[0], run[1] - run[0] if len(run) > 1 else 1
-        end = "" if run[-1] + step >= total else str(run[-1] + 1)
-        parts.append(str(start) if len(run) == 1 else f"{start}:{end}" + (f":{step}" if step > 1 else ""))
-        left = [i for i in left if i not in set(run)]
+    present, parts = set(left), []
+    for first in left:
+        if first in present:
+            run = max((_run(present, first, step, total) for step in range(1, 13)), key=len)
+            present.difference_update(run)
+            step = run[1] - run[0] if len(run) > 1 else 1
+            end = "" if run[-1] + step >= total else str(run[-1] + 1)
+            parts.append(str(first) if len(run) == 1 else f"{first}:{end}" + (f":{step}" if step > 1 else ""))
     return ", ".join(parts)
 
 
-def _run(left: list[int], step: int, total: int) -> list[int]:
-    """The longest run of this step from the first layer on; of less than three layers only neighbours count."""
-    present = set(left)
-    run = list(range(left[0], total, step))
-    for n, i in enumerate(run):
-        if i not in present:
-            run = run[:n]
-            break
+def _run(present: set[int], first: int, step: int, total: int) -> list[int]:
+    """The longest run of this step from a layer on; of less than three layers only neighbours count."""
+    run = [first]
+    while run[-1] + step in present and run[-1] + step < total:
+        run.append(run[-1] + step)
     return run if step == 1 or len(run) > 2 else run[:1]
 
 
 def groups(layers: Sequence[Layer]) -> list[Row]:
     """Equal layers together, in the order of their first."""
-    found: list[tuple[Layer, list[int]]] = []
+    found: dict[str, tuple[Layer, list[int]]] = {}
     for i, layer in enumerate(layers):
         like = layer._replace(cache_from=None if layer.cache_from is None else 0)
-        for other, indices in found:
-            if other == like:
-                indices.append(i)
-                break
-        else:
-            found.append((like, [i]))
+        found.setdefault(repr(like), (like, []))[1].append(i)
     return [
         {
             "indices": indices_text(indices, len(layers)),
@@ -128,7 +121,7 @@ def groups(layers: Sequence[Layer]) -> list[Row]:
             "ffn": like.ffn,
             "norms": like.norms,
         }
-        for like, indices in found
+        for like, indices in found.values()
     ]
 
 
