@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from attncalc.errors import AttncalcError
 from attncalc.hf_config.config import Config
 from attncalc.hf_config.registry import read_as
 
@@ -21,6 +22,8 @@ def text_model(*kinds: str, ignored: tuple[str, ...] = (), reads_as: str = "") -
         known = c.declares("tie_word_embeddings") or not c.facts.architectures
         tie = c.flag("tie_word_embeddings", **({} if known else {"absent": False}))
         text = c.inner("text_config")
+        if not text.data:
+            raise AttncalcError(text.where, "must state the text model", got="an empty mapping")
         kind = text.choice("model_type", kinds, absent=kinds[0])
         if text.has("tie_word_embeddings"):
             text.only("tie_word_embeddings", tie)

@@ -70,8 +70,8 @@ def _attention(c: Config, kind: str) -> Row:
     part = 1.0
     if kind == FULL:
         width = c.count("global_head_dim", absent=512)
-        if shared and not c.null("num_global_key_value_heads"):
-            kv = c.count("num_global_key_value_heads")
+        if shared:
+            kv = c.count("num_global_key_value_heads", absent=None, null=kv)
         c.ignore("num_global_key_value_heads")
         part = 0.25 if c.null("rope_parameters") else 1.0
     return gqa(

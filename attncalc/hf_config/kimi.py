@@ -58,6 +58,9 @@ def _full_layers(linear: Config, total: int) -> set[int]:
 def _kda(linear: Config, *, k3: bool) -> Row:
     heads, width = linear.count("num_heads"), linear.count("head_dim")
     full_rank = k3 and linear.flag("use_full_rank_gate")
+    bounded = k3 and linear.number("gate_lower_bound")
+    if bounded is not False and bounded >= 0:
+        raise AttncalcError(linear.path("gate_lower_bound"), "must be below 0, a bound of log-decay", got=bounded)
     return {
         "variant": "kda",
         "num_heads": heads,
@@ -70,7 +73,7 @@ def _kda(linear: Config, *, k3: bool) -> Row:
         "gate": "full" if full_rank else "low_rank",
         "gate_rank": None if full_rank else width,
         "gate_bias": False,
-        "lower_bound": k3 and linear.number("gate_lower_bound") < 0,
+        "lower_bound": k3,
         "chunk_size": 64,
     }
 

@@ -120,15 +120,14 @@ def _minimax_m2(c: Config) -> Row:
 
 
 def _partly_rotated(c: Config, **options: Any) -> Row:
-    """rotary_dim values of a head are rotated, which is what partial_rotary_factor says too."""
-    width = c.count("head_dim")
-    turned = rotated(c, width, part=1.0)
+    """rotary_dim values of a head are rotated, and partial_rotary_factor must not say otherwise; else all are."""
+    width, stated = c.count("head_dim"), None
     if c.has("rotary_dim") or c.declares("rotary_dim"):
         stated = c.count("rotary_dim", maximum=width)
-        if c.has("partial_rotary_factor") and stated != turned:
-            rule = f"must rotate the {stated} values that rotary_dim says"
-            raise AttncalcError(c.path("partial_rotary_factor"), rule, got=c.value("partial_rotary_factor"))
-        turned = stated
+    turned = rotated(c, width, part=1.0 if stated is None else stated / width)
+    if stated is not None and turned != stated:
+        rule = f"must rotate the {stated} values of a head that rotary_dim says"
+        raise AttncalcError(c.path("partial_rotary_factor"), rule, got=f"{turned} values")
     return gqa(c.count("num_attention_heads"), c.count("num_key_value_heads"), width, rope_dim=turned, **options)
 
 

@@ -19,7 +19,8 @@ def rotated(c: Config, head_dim: int, kind: str = "full_attention", *, part: flo
     if factor is None:
         factor = 1.0 if part is None else part
         if part is not None:
-            c.note(_PART, part, "defaulted")
+            nested = isinstance(c.data.get("rope_parameters"), dict) and kind in c.data["rope_parameters"]
+            c.note(f"rope_parameters.{kind}.{_PART}" if nested else _PART, part, "defaulted")
     if not 0 < factor <= 1:
         raise AttncalcError(c.path(_PART), "must be above 0 and at most 1", got=factor)
     return int(head_dim * factor)

@@ -103,9 +103,15 @@ def outcome(name: str, path: tuple[str, ...], kind: str, seed: int) -> str:
     if turned:
         return "the other value of a flag"
     assert kind in ("drop", "misspell", "null"), place
-    new = {k for k, how in after.items() if how in ("defaulted", "derived") and before.get(k) != how}
-    assert new, f"{place}: no default is listed"
+    assert model.reading
+    assert set(model.reading.defaulted) - set(defaulted(name)), f"{place}: no default is listed"
     return "the default, listed"
+
+
+def defaulted(name: str) -> list[str]:
+    reading = original(name).reading
+    assert reading
+    return reading.defaulted
 
 
 def build(data: object) -> tuple[Model | None, str]:
