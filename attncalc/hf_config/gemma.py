@@ -78,7 +78,7 @@ def _attention(c: Config, kind: str) -> Row:
         heads,
         kv,
         width,
-        rope_dim=rotated(c, width, kind, part=part),
+        rope_dim=rotated(c, width, kind, part=part, by_kind=True),
         bias=BIAS(c),
         qk_norm="head",
         v_norm=True,

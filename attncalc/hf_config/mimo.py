@@ -34,7 +34,7 @@ def _flash(c: Config) -> Row:
 
     def attention(kind: str) -> Row:
         slides = kind == SLIDING
-        rope = rotated(c, width, kind, part=part)
+        rope = rotated(c, width, kind, part=part, by_kind=True)
         number = 2 * kv if slides else kv
         return gqa(heads, number, width, v_head_dim=values, rope_dim=rope, bias=bias, sinks=slides)
 

@@ -8,11 +8,18 @@ _PART = "partial_rotary_factor"
 _LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "main", "compress")
 
 
-def rotated(c: Config, head_dim: int, kind: str = "full_attention", *, part: float | None = None) -> int:
+def rotated(
+    c: Config, head_dim: int, kind: str = "full_attention", *, part: float | None = None, by_kind: bool = False
+) -> int:
     """Rotated values of a head in layers of this kind: int(head_dim * partial_rotary_factor), as the code has it.
 
     `part`: the architecture's own factor where none is given; None where it has none and all of a head is rotated.
+    `by_kind`: rope_parameters, where given, must have settings for this kind of layers.
     """
+    if by_kind and not c.null("rope_parameters"):
+        given = c.inner("rope_parameters", how="ignored")
+        if given.null(kind):
+            raise AttncalcError(given.path(kind), "must be given")
     factor = _stated(c, kind)
     if part is None and factor is not None and factor != 1:
         raise AttncalcError(c.path(_PART), "must be absent or 1 in this architecture", got=factor)

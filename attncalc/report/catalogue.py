@@ -1,6 +1,7 @@
 """Rows of `models`, `variants` and `devices`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from attncalc.device import Device
 from attncalc.model import Model
@@ -32,7 +33,7 @@ def model_result(model: "Model", *, mtp: bool) -> Row:
         "buffers_total": parts["buffers"],
         "read_by": model.reading.reader if model.reading else None,
         "defaulted": model.reading.defaulted if model.reading else [],
-        "fields": [a._asdict() for a in model.reading.log] if model.reading else [],
+        "fields": [a._asdict() | {"value": _finite(a.value)} for a in model.reading.log] if model.reading else [],
         "layers": [
             {
                 "indices": list(g.indices),
@@ -46,6 +47,15 @@ def model_result(model: "Model", *, mtp: bool) -> Row:
         "partial": list(model.partial),
         "notes": list(model.notes),
     }
+
+
+def _finite(value: Any) -> Any:
+    """A value of a configuration without the numbers that JSON has no word for."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return str(value) if isinstance(value, float) and not abs(value) < float("inf") else value
 
 
 def _spec(spec: object) -> Row | None:
