@@ -27,19 +27,25 @@ class AttncalcError(ValueError):
 
 def one_line(text: str, limit: int = 400) -> str:
     """`text` with control characters escaped and its middle cut, so that no input can break the line."""
+    if len(text) > 4 * limit:
+        text = text[: 2 * limit] + text[-2 * limit :]
     clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return clean if len(clean) <= limit else f"{clean[: limit - 60]} ... {clean[-50:]}"
 
 
 def shown(value: object, limit: int = 60) -> str:
     """`value` as an error message quotes it: its repr, cut at `limit` characters."""
-    text = repr(value) if not isinstance(value, (dict, list)) else f"a {type(value).__name__}"
+    if isinstance(value, (dict, list)):
+        return f"a {type(value).__name__}"
+    # Cut before anything is made of it: a file can hold one text of 16 MiB.
+    text = repr(value[: limit + 1] if isinstance(value, (str, bytes)) else value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def suggestion(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """A hint that names the nearest known word, or `otherwise`."""
     from difflib import get_close_matches
+    from itertools import islice
 
-    near = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    near = get_close_matches(word[:100].lower(), list(islice(known, 5000)), n=1, cutoff=0.6)
     return f"Did you mean {near[0]!r}?" if near else otherwise

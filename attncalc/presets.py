@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from attncalc.model import Model
 
 MAX_BYTES = 16 * 2**20
+MAX_YAML = 2**19
+"""Characters; and this many events: the parser takes seconds and gigabytes for what JSON holds in no time."""
+MAX_EVENTS = 100_000
+MAX_VALUES = 2**18
 MAX_DEPTH = 24
 SUFFIXES = (".json", ".yaml", ".yml", ".gguf")
 _CACHED = re.compile(r"/models--(?P<org>[\w.-]+)--(?P<name>[\w.-]+)/snapshots/(?P<revision>[0-9a-f]{40})(/|$)")
@@ -253,6 +257,10 @@ def _json(text: str, where: str) -> object:
             out[key] = value
         return out
 
+    # Before anything is built: 16 MiB of empty lists would take half a gigabyte.
+    values = text.count(",") + text.count("[") + text.count("{")
+    if values > MAX_VALUES:
+        raise AttncalcError(where, f"must have at most {MAX_VALUES} values", got=f"about {values}")
     try:
         return json.loads(text, object_pairs_hook=unique)
     except AttncalcError:
@@ -267,13 +275,19 @@ def _json(text: str, where: str) -> object:
 def _yaml(text: str, where: str) -> object:
     import yaml
 
+    if len(text) > MAX_YAML:
+        rule = f"must be at most {MAX_YAML // 1024} KiB as YAML"
+        raise AttncalcError(where, rule, got=f"{len(text)} characters", hint="JSON may be larger")
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    depth = 0
+    depth = events = 0
     try:
         # Events first: an alias bomb or deep nesting is refused before anything is built from it.
         for event in yaml.parse(text, Loader=loader):
             if isinstance(event, yaml.AliasEvent):
                 raise AttncalcError(where, "aliases are not allowed", got=f"*{event.anchor}")
+            events += 1
+            if events > MAX_EVENTS:
+                raise AttncalcError(where, f"must have at most {MAX_EVENTS} values as YAML", hint="JSON may have more")
             tag = getattr(event, "tag", None)
             if tag:
                 raise AttncalcError(where, "tags are not allowed", got=tag)

@@ -1,5 +1,6 @@
 """MiMo. Sources: transformers 5.24 `models/mimo_v2_flash`; XiaomiMiMo `configuration_mimo.py` and the flash model's."""
 
+from attncalc.errors import AttncalcError
 from attncalc.hf_config.config import Config, Facts
 from attncalc.hf_config.decoder import FULL, SLIDING, Decoder, check, layer_count, moe_layers
 from attncalc.hf_config.layers import Layer, Row, document, gqa, moe, window
@@ -52,10 +53,13 @@ def _flash(c: Config) -> Row:
 def _window(c: Config) -> int:
     """The current token included, as the model's own code counts; the class of transformers defaults to one more."""
     if c.null("sliding_window_size"):
-        return c.count("sliding_window", absent=None if c.has("sliding_window") else 128)
+        if c.has("sliding_window"):
+            rule = "must be given: sliding_window alone has one token less in the code of transformers than in its own"
+            raise AttncalcError(c.path("sliding_window_size"), rule)
+        return c.count("sliding_window", absent=128)
     size = c.count("sliding_window_size")
     if c.has("sliding_window"):
-        c.only("sliding_window", size)
+        c.only("sliding_window", size, size + 1)  # as published, and as transformers saves it
     return size
 
 
