@@ -13,6 +13,7 @@ JOBS = [
     (("cache", "--model", "deepseek-v3", "--json"), (*HEAVY, "rich", "fractions", "decimal")),
     (("cache", "--model", "deepseek-v3", "--format", "csv"), (*HEAVY, "rich")),
     (("cache", "--model", "deepseek-v3"), HEAVY),
+    (("cache", "deepseek-v3", "--engine", "all", "--json"), (*HEAVY, "rich")),
     (("flops", "deepseek-v3", "--json"), (*HEAVY, "rich")),
     (("compare", "mha", "gqa", "mla", "--json"), (*HEAVY, "rich", "yaml")),
     (("explain", "mla", "--json"), (*HEAVY, "rich", "yaml")),

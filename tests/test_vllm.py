@@ -1,5 +1,6 @@
 """vLLM: pages, groups and states, against values that were counted by hand, logged, or published."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,6 +131,22 @@ def test_states_of_drafts_and_of_prefix_caching(drafts: int | None, caching: boo
         made = kept(model, 100, draft_tokens=drafts, prefix_caching=caching)
         (states_layer, *_) = [x for x in made.layers if x.bytes_fixed]
         assert states_layer.bytes == states_layer.layers * states * (made.state_page_bytes or 0)
+
+
+@pytest.mark.parametrize(("version", "states"), [("0.33", 3), ("0.33.1", 3), ("0.32", 2), (None, 3)])
+def test_a_checkpoint_inside_a_prefill_came_with_0_33(version: str | None, states: int) -> None:
+    made = kept("nemotron-h-8b", 100, version=version, prefix_caching=True)
+    assert [p.blocks for x in made.layers for p in x.pages if x.bytes_fixed] == [states]
+
+
+def test_keys_and_values_of_kda_have_one_width() -> None:
+    model = attncalc.load("kimi-linear-48b-a3b")
+    kda: Any = next(g for g in model.groups if g.variant == "kda")
+    wide = replace(model, groups=(kda._replace(attention=replace(kda.attention, head_v_dim=256), indices=(0,)),))
+    assert wide.cache(100).bytes_total
+    for engine in ("vllm", "sglang"):
+        with pytest.raises(AttncalcError, match="of one width"):
+            wide.cache(100, engine=engine)
 
 
 def test_draft_tokens_lengthen_the_convolution() -> None:

@@ -39,7 +39,7 @@ MODEL = SimpleNamespace(
     get_mamba_state_dtype_from_config=lambda _: STATE.dtypes,
 )
 STAND_INS: dict[str, dict[str, Any]] = {
-    "vllm.config": {"set_current_vllm_config": nothing},
+    "vllm.config": {"set_current_vllm_config": nothing, "get_kv_cache_dtype_handler": lambda _: None},
     "vllm.distributed": {"divide": divide},
     "vllm.model_executor.layers.mamba.abstract": {"get_mamba_prefill_checkpoint_alignment": lambda _: None},
     "vllm.model_executor.models": {"ModelRegistry": SimpleNamespace(resolve_model_cls=lambda *_, **__: (MODEL, ""))},
@@ -114,7 +114,7 @@ def main() -> None:
         layout = layouts.BLHNC if case["packed"] else layouts.LBNHC
         cache_config = SimpleNamespace(
             block_size=case["block"],
-            cache_dtype="auto",
+            cache_dtype=case["cache_dtype"],
             mamba_cache_mode="align" if case["caching"] else "none",
             mamba_page_size_padded=None,
             mamba_block_size=case["length"],

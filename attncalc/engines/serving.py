@@ -3,6 +3,7 @@
 from attncalc.allocation import Reason
 from attncalc.attention.base import Attention
 from attncalc.attention.dsa import DSA
+from attncalc.attention.kda import KDA
 from attncalc.engines.base import Execution
 from attncalc.engines.options import EngineOptions
 from attncalc.errors import AttncalcError
@@ -30,6 +31,13 @@ def served(
     if form is not None and form != own:
         raise AttncalcError("--form", f"{engine} computes {attention.variant} {own} in such a step", got=form)
     return Execution(own, attention.forms[0])
+
+
+def check_square(engine: str, attention: Attention) -> None:
+    """Refuse a state of KDA whose keys and values differ in width: the engine's shapes know one width."""
+    if isinstance(attention, KDA) and attention.head_k_dim != attention.head_v_dim:
+        got = f"{attention.head_k_dim} and {attention.head_v_dim}"
+        raise AttncalcError("--engine", f"{engine} keeps states of KDA with keys and values of one width", got=got)
 
 
 class Ledger:

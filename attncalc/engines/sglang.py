@@ -17,7 +17,7 @@ from attncalc.engines.base import Execution
 from attncalc.engines.layered import on_one_replica
 from attncalc.engines.logical import PROFILE as LOGICAL
 from attncalc.engines.options import EngineOptions
-from attncalc.engines.serving import Ledger, served
+from attncalc.engines.serving import Ledger, check_square, served
 from attncalc.engines.stages import stage_layers, stage_sizes, within
 from attncalc.errors import AttncalcError
 from attncalc.model import LayerGroup, Model
@@ -199,6 +199,7 @@ class Sglang:
             return []
         if attention.variant not in VARIANTS or model.model_type in NOT_RUN:
             raise AttncalcError("--engine", "it is not known how sglang keeps this attention", got=attention.variant)
+        check_square(self.name, attention)
         cached = self.execution(attention, request.workload, own_form(group, request.form), request.options).cached
         layout = attention.shard(request.tp).cache(group.reach, cached)
         rows = tuple(t for t in layout if t.reach is not None)

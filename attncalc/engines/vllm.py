@@ -20,7 +20,7 @@ from attncalc.engines.layered import on_one_replica
 from attncalc.engines.logical import PROFILE as LOGICAL
 from attncalc.engines.options import EngineOptions, read_version
 from attncalc.engines.paged import Kept, paged
-from attncalc.engines.serving import served
+from attncalc.engines.serving import check_square, served
 from attncalc.engines.stages import stage_layers, stage_sizes
 from attncalc.errors import AttncalcError
 from attncalc.model import LayerGroup, Model
@@ -142,7 +142,9 @@ class Vllm:
             states = tuple(t for t in layout if t.reach is None)
             if states:
                 longer = tuple(_longer(t, options) for t in states)
-                copies = 1 + (options.draft_tokens or 0) + (_kept_states(group) if options.prefix_caching else 0)
+                copies = (
+                    1 + (options.draft_tokens or 0) + (_kept_states(group, options) if options.prefix_caching else 0)
+                )
                 spec = Spec("state", 0, _bytes(longer, formats), state_page, states=copies)
                 out.append(Kept(place, spec, longer, states))
             for role, latent, part in _parts(layout):
@@ -162,6 +164,7 @@ def check_runs(model: Model, group: LayerGroup, request: Request) -> None:
         return
     if attention.variant not in VARIANTS:
         raise AttncalcError("--engine", "it is not known how vllm keeps this attention", got=attention.variant)
+    check_square("vllm", attention)
     if request.options.draft_tokens and attention.variant == "mamba":
         raise AttncalcError("--draft-tokens", "vllm does not draft for mamba")
     if dcp > 1:
@@ -216,9 +219,16 @@ def _longer(state: CacheTensor, options: EngineOptions) -> CacheTensor:
     return state._replace(rows=state.rows + drafts)
 
 
-def _kept_states(group: LayerGroup) -> int:
-    """States that prefix caching keeps beside the running one: a checkpoint; of Mamba-2 one inside a prefill, too."""
-    return 2 if group.variant == "mamba2" else 1
+def _checkpoints(group: LayerGroup, options: EngineOptions) -> int:
+    """States that prefix caching keeps beside the running one: a checkpoint at the end of a block.
+
+    Since 0.33 Mamba-2 keeps one inside a prefill, too. FlashInfer's kernels of GDN and FlashKDA would, which are not
+    modelled: states are those of the FLA kernels.
+    """
+    if not options.prefix_caching:
+        return 0
+    version = read_version(options.version, "vllm", OLDEST, NEWEST)
+    return 2 if group.variant == "mamba2" and version >= NEWEST else 1
 
 
 def _parts(layout: tuple[CacheTensor, ...]) -> list[tuple[str, bool, tuple[CacheTensor, ...]]]:
