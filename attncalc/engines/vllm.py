@@ -142,9 +142,7 @@ class Vllm:
             states = tuple(t for t in layout if t.reach is None)
             if states:
                 longer = tuple(_longer(t, options) for t in states)
-                copies = (
-                    1 + (options.draft_tokens or 0) + (_kept_states(group, options) if options.prefix_caching else 0)
-                )
+                copies = 1 + (options.draft_tokens or 0) + _checkpoints(group, options)
                 spec = Spec("state", 0, _bytes(longer, formats), state_page, states=copies)
                 out.append(Kept(place, spec, longer, states))
             for role, latent, part in _parts(layout):
