@@ -59,17 +59,13 @@ def test_the_search_asks_little() -> None:
 
 # Every model under every engine: one token more would be too much.
 
-MONOTONE = (
-    "llama-3.1-8b",
+SAMPLE = (
     "deepseek-v3.2",
     "gpt-oss-20b",
-    "gemma-4-e2b",
     "kimi-linear-48b-a3b",
-    "llama-4-scout",
     "mimo-v2-flash",
-    "jamba-v0.1",
 )
-BUDGETS = (10**7, 3 * 10**8, 4 * 10**9, 7 * 10**10, 123_456_789_012)
+BUDGETS = (3 * 10**8, 4 * 10**9, 123_456_789_012)
 
 
 def check(preset: str, engine: str, budget: int, batch: int = 1) -> None:
@@ -97,11 +93,10 @@ def check(preset: str, engine: str, budget: int, batch: int = 1) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("preset", MONOTONE)
+@pytest.mark.parametrize("preset", SAMPLE)
 def test_one_token_more_is_too_much(preset: str, engine: str) -> None:
-    for budget in BUDGETS[1:3]:
-        check(preset, engine, budget)
-        check(preset, engine, budget, batch=3)
+    check(preset, engine, BUDGETS[0])
+    check(preset, engine, BUDGETS[2], batch=3)
 
 
 @pytest.mark.slow
@@ -109,8 +104,8 @@ def test_one_token_more_is_too_much(preset: str, engine: str) -> None:
 @pytest.mark.parametrize("preset", ids("models"))
 def test_one_token_more_is_too_much_for_every_model(preset: str, engine: str) -> None:
     for budget in BUDGETS:
-        for batch in (1, 3):
-            check(preset, engine, budget, batch)
+        check(preset, engine, budget)
+    check(preset, engine, BUDGETS[1], batch=3)
 
 
 @pytest.mark.parametrize(

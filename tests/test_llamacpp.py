@@ -92,18 +92,24 @@ def test_formats_of_other_engines_are_refused(kv: str) -> None:
         kept(SMALL, 10, kv=kv)
 
 
-@pytest.mark.parametrize("options", [{}, {"slots": 3}, {"kv_unified": True, "slots": 2}, {"pp": (24, 37)}])
 @pytest.mark.parametrize("preset", ids("models"))
-def test_reasons_explain_the_whole_difference(preset: str, options: dict[str, Any]) -> None:
+def test_reasons_explain_the_whole_difference(preset: str) -> None:
     model = package.load(preset)
-    if "pp" in options and model.num_layers != 61:
-        return
-    try:
-        made = kept(model, 5000, kv="bf16", **options)
-    except AttncalcError:  # attention that llama.cpp is not known to keep
-        return
-    logical = model.cache(5000, formats=Formats(), options=EngineOptions(pp=options.get("pp")))
-    assert sum(r.bytes for r in made.reasons) == made.bytes_total - logical.bytes_total
+    for options in ({}, {"slots": 3}, {"kv_unified": True, "slots": 2}):
+        try:
+            made = kept(model, 5000, kv="bf16", **options)
+        except AttncalcError:  # attention that llama.cpp is not known to keep
+            return
+        logical = model.cache(5000, formats=Formats()).bytes_total
+        assert sum(r.bytes for r in made.reasons) == made.bytes_total - logical
+
+
+def test_gpus_divide_the_layers() -> None:
+    model, options = package.load("llama-3.1-8b"), EngineOptions(pp=(12, 20))
+    made = model.cache(1000, engine="llamacpp", options=options)
+    assert [stage.bytes_total for stage in made.stages] == [12 * 1024 * 4096, 20 * 1024 * 4096]
+    assert made.bytes_total == 20 * 1024 * 4096
+    assert sum(r.bytes for r in made.reasons) == 20 * 24 * 4096
 
 
 def test_what_is_refused(attncalc: Command) -> None:
