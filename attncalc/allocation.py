@@ -125,7 +125,8 @@ class Allocation(NamedTuple):
     """What a model keeps for `batch` sequences of `context` tokens, on the GPU that holds most.
 
     `batch` counts all sequences of the request, `sequences` those of this GPU (fewer, where replicas share them).
-    `pools` are empty where an engine allocates tensors and no blocks.
+    `pools` are empty where an engine allocates tensors and no blocks. `settings` are the options with the engine's
+    own defaults.
     """
 
     model: Model
@@ -142,6 +143,7 @@ class Allocation(NamedTuple):
     options: EngineOptions = EngineOptions()
     pools: tuple[Pool, ...] = ()
     state_page_bytes: int | None = None
+    settings: EngineOptions | None = None
     stages: tuple[Stage, ...] = ()
 
     @property

@@ -61,6 +61,12 @@ def test_nonsense_is_refused(attncalc: Command, name: str, text: str) -> None:
     assert len(made.err.splitlines()) == 1
 
 
+def test_a_zero_is_given() -> None:
+    assert EngineOptions(draft_tokens=0).given == ("draft_tokens",)
+    with pytest.raises(AttncalcError, match="--draft-tokens: logical has no such option"):
+        attncalc.load("llama-3.1-8b").cache(100, options=EngineOptions(draft_tokens=0))
+
+
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("given", TYPED)
 def test_an_option_that_an_engine_lacks_is_refused(attncalc: Command, given: str, name: str) -> None:
@@ -181,3 +187,27 @@ def test_a_refusal_is_a_note_of_all_and_an_error_alone(attncalc: Command) -> Non
 def test_all_says_which_engines_lack_an_option(attncalc: Command) -> None:
     record = attncalc("cache", "deepseek-v3", "-c", "1000", "--engine", "all", "--dp", "2", "-b", "2", "--json").record
     assert sum("--dp changes nothing in" in note for note in record["notes"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "follows", "settings"),
+    [
+        (("gpt-oss-20b", "vllm"), "vllm 0.33", {"version": "0.33", "block_size": 16, "max_batched_tokens": 2048}),
+        (("kimi-k3", "vllm"), "vllm 0.33", {"version": "0.33", "block_size": 5760, "max_batched_tokens": 2048}),
+        (
+            ("gpt-oss-20b", "vllm", "--engine-version", "0.20", "--draft-tokens", "0", "--no-hybrid-manager"),
+            "vllm 0.33",
+            {"version": "0.20", "block_size": 16, "max_batched_tokens": 2048}
+            | {"no_hybrid_manager": True, "draft_tokens": 0},
+        ),
+        (("gpt-oss-20b", "sglang"), "sglang 0.5.23", {"block_size": 1, "swa_ratio": "4/5"}),
+        (("deepseek-v3.2", "sglang"), "sglang 0.5.23", {"block_size": 64}),
+    ],
+)
+def test_json_spells_every_default_out(
+    attncalc: Command, words: tuple[str, ...], follows: str, settings: dict[str, object]
+) -> None:
+    model, name, *rest = words
+    (row,) = attncalc("cache", model, "--engine", name, *rest, "-c", "1000", "--json").record["results"]
+    assert row["follows"] == follows
+    assert row["engine_options"] == settings

@@ -55,7 +55,8 @@ class EngineOptions:
     @property
     def given(self) -> tuple[str, ...]:
         """Names of the options that were set."""
-        return tuple(f.name for f in fields(self) if getattr(self, f.name) not in (None, False))
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return tuple(name for name, value in values if value is not None and value is not False)
 
     def record(self) -> dict[str, Any]:
         """What was set, as it stands in JSON."""

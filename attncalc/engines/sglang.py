@@ -182,6 +182,9 @@ class Sglang:
             replicated=LOGICAL.copies(model, tuple(logical), plain),
             options=request.options,
             pools=tuple(made),
+            settings=replace(
+                here.options, block_size=sizes.page, swa_ratio=sizes.share if "sliding" in names else None
+            ),
             state_page_bytes=next((p.block_bytes for p in made if p.name == "states"), None),
             stages=tuple(
                 Stage(tuple(sorted(s)), total, spare)

@@ -19,7 +19,7 @@ from attncalc.engines.blocks import Cache, Kind, Spec
 from attncalc.engines.layered import on_one_replica
 from attncalc.engines.logical import PROFILE as LOGICAL
 from attncalc.engines.options import EngineOptions, read_version
-from attncalc.engines.paged import Kept, paged
+from attncalc.engines.paged import BATCHED_TOKENS, Kept, paged
 from attncalc.engines.serving import check_square, served
 from attncalc.engines.stages import stage_layers, stage_sizes
 from attncalc.errors import AttncalcError
@@ -107,21 +107,28 @@ class Vllm:
         read_version(request.options.version, self.name, OLDEST, NEWEST)
         plain = on_one_replica(request)
         here = replace(plain, formats=self.formats(model, request.formats))
-        groups = model.layer_groups(mtp=here.mtp)
+        options, groups = here.options, model.layer_groups(mtp=here.mtp)
         for group in groups:
             check_runs(model, group, here)
         kept = self._kept(groups, here)
         if not kept:
             raise AttncalcError("--engine", "vllm has no pool for it", got=f"{model.id}, which keeps nothing")
         caches = [Cache(k.spec, i, owner) for owner, k in enumerate(kept) for i in groups[k.place].indices]
-        if here.options.no_hybrid_manager:
+        if options.no_hybrid_manager:
             caches = blocks.promote(caches)
         made = blocks.grouped(caches, packed=any(isinstance(g.attention, CSA) for g in groups))
         stages: list[frozenset[int]] = []
-        if here.options.pp:
-            sizes = stage_sizes(here.options.pp, model.num_layers, self.name, extra="before_last")
+        if options.pp:
+            sizes = stage_sizes(options.pp, model.num_layers, self.name, extra="before_last")
             stages = stage_layers({i for g in groups for i in g.indices}, sizes)
-        return paged(self.name, model, request, plain, here, kept, made, stages)
+        tokens = max(k.spec.block_tokens for k in kept) or options.block_size
+        settings = replace(
+            options,
+            version=options.version or ".".join(map(str, NEWEST)),
+            block_size=tokens,
+            max_batched_tokens=options.max_batched_tokens or BATCHED_TOKENS,
+        )
+        return paged(self.name, model, request, plain, here, kept, made, stages)._replace(settings=settings)
 
     def _kept(self, groups: tuple[LayerGroup, ...], request: Request) -> list[Kept]:
         """Every cache of every group, with its page."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from attncalc.allocation import Allocation, Baseline, LayerCache, Page
 from attncalc.cache import Tensor
+from attncalc.engines import engine
 from attncalc.model import Model
 from attncalc.report import (
     Column,
@@ -42,12 +43,13 @@ def cache_result(made: "Allocation", compared: "Sequence[Baseline]") -> Row:
         "baselines": {b.name: _baseline_row(b, made) for b in compared},
         "reasons": [{"rule": r.rule, "bytes": r.bytes} for r in made.reasons],
     }
-    if made.options.given:
-        row["engine_options"] = made.options.record()
+    settings = made.settings or made.options
+    if settings.given:
+        row["engine_options"] = settings.record()
     if made.stages:
         row["stages"] = [stage._asdict() | {"layers": list(stage.layers)} for stage in made.stages]
     if made.pools:
-        row |= _pool_row(made)
+        row |= {"follows": engine(made.engine).follows} | _pool_row(made)
     return row
 
 
