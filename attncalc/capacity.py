@@ -192,11 +192,7 @@ def fit(
         return profile.allocate(model, replace(request, context=n, batch=sequences))
 
     def fits(n: int, sequences: int) -> bool:
-        try:
-            taken = _taken(kept(n, sequences))
-        except AttncalcError:  # too short for an engine, as sglang's sliding pool can be; longer ones decide
-            return True
-        return all(b <= r.bytes_budget for b, r in zip(taken, rooms, strict=True))
+        return all(taken <= r.bytes_budget for taken, r in zip(_taken(kept(n, sequences)), rooms, strict=True))
 
     every = replace(request, options=replace(options, pp=None))
     period = profile.allocate(model, every).period

@@ -123,7 +123,7 @@ def _tensor_parallel(given: MemoryOptions, settings: EngineOptions) -> int:
         AttncalcError: the splits do not use every GPU, or decode context parallelism does not divide tp.
     """
     gpus = None if given.gpus is None else parse_count(given.gpus, "--gpus")
-    split = given.tp is not None or settings.pp is not None or settings.dp is not None
+    split = given.tp is not None or settings.pp is not None or _replicas(settings) > 1
     tp = parse_count(given.tp, "--tp") if given.tp is not None else 1 if split or gpus is None else gpus
     used = tp * _stages(settings) * _replicas(settings)
     if gpus is not None and used != gpus:

@@ -13,6 +13,7 @@ from attncalc import AttncalcError
 from attncalc.capacity import Memory, fit, longest
 from attncalc.dtypes import Formats
 from attncalc.engines import ENGINES
+from attncalc.engines.log import decimals
 from attncalc.engines.options import EngineOptions
 from attncalc.presets import ids
 from attncalc.units import MAX_COUNT
@@ -219,7 +220,7 @@ def test_budgets() -> None:
     assert Memory(cache=7).budget(300, "vllm") == 7
 
 
-# The command.
+# What engines log.
 
 
 def row(attncalc: Command, *words: str) -> dict[str, Any]:
@@ -228,6 +229,53 @@ def row(attncalc: Command, *words: str) -> dict[str, Any]:
     (only,) = made.record["results"]
     assert isinstance(only, dict)
     return only
+
+
+def test_sglang_says_its_pools_with_their_spare_pages(attncalc: Command) -> None:
+    """sgl-project/sglang#18039: 300,288 tokens of 39 sliding layers print as 8.38 and 5.59, which needs the page."""
+    token = 9 * 1 * (192 + 128) * 2 + 39 * 2 * (192 + 128) * 2
+    words = ("mimo-v2-flash", "--engine", "sglang", "--tp", "4", "--block-size", "64", "--swa-ratio", "1")
+    r = row(attncalc, *words, "--memory", f"{300_288 * token + 63 * token}B")
+    assert r["log_lines"][0] == "KV Cache is allocated. #tokens: 300288, K size: 8.38 GB, V size: 5.59 GB"
+    assert r["log_lines"][-1] == "max_total_num_tokens=300288"
+    # Spare pages are on top of what the budget was divided by, and belong to no sequence.
+    assert (r["tokens"], r["longest"]) == (300_288, 300_288 - 64)
+    latent = row(attncalc, "deepseek-v3", "--engine", "sglang", "--memory", "10GiB")
+    assert latent["tokens"] == 10 * GiB // (61 * 1152) == latent["longest"] + 1
+
+
+def test_vllm_says_what_is_missing(attncalc: Command) -> None:
+    r = row(attncalc, "llama-3.1-8b", "--engine", "vllm", "--memory", "8GiB", "-c", "128k")
+    # 16.0 GiB for 131,072 tokens; 4,096 blocks hold 65,536
+    (line,) = r["log_lines"]
+    assert "(16.00 GiB KV cache is needed" in line
+    assert "memory (8.00 GiB)" in line
+    assert line.endswith("maximum model length is 65536.")
+    assert r["tokens_one_sequence"] == 65_536 - 16  # the null block
+
+
+def test_vllm_counts_blocks_of_the_stage_that_has_fewest(attncalc: Command) -> None:
+    words = ("llama-3.1-8b", "--engine", "vllm", "--pp", "8,24", "--memory", "3GiB", "-c", "8k")
+    assert row(attncalc, *words)["blocks"] == 3 * GiB // (16 * 4096 * 24)
+
+
+@pytest.mark.parametrize(
+    ("n", "unit", "text"),
+    [
+        (0, 8, "0.00"),
+        (1, 8, "0.12"),
+        (3, 8, "0.38"),
+        (5, 8, "0.62"),
+        (1, 3, "0.33"),
+        (2, 3, "0.67"),
+        (1999, 2000, "1.00"),
+    ],
+)
+def test_decimals_are_printfs(n: int, unit: int, text: str) -> None:
+    assert decimals(n, unit) == text == f"{n / unit:.2f}"
+
+
+# The command.
 
 
 def test_the_contract(attncalc: Command) -> None:
@@ -311,6 +359,7 @@ def test_the_table(attncalc: Command) -> None:
         (("--device", "h100", "--gpus", "8", "--tp", "4"), "--gpus"),
         (("--device", "h100", "--gpus", "8", "--pp", "2"), "--gpus"),
         (("--device", "h100", "--gpus", "3"), "--tp"),
+        (("--device", "h100", "--gpus", "8", "--tp", "8", "--dcp", "3", "--engine", "vllm"), "--dcp"),
         (("--memory", "1GB", "--form", "absorbed"), "--form"),
         (("--memory", "1GB", "--slots", "2"), "--slots"),
     ],

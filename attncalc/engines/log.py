@@ -6,7 +6,8 @@ An engine that is not named here prints nothing of the kind.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from attncalc.allocation import Allocation
+from attncalc.allocation import Allocation, LayerCache
+from attncalc.cache import Tensor
 from attncalc.engines.options import read_version
 from attncalc.units import MAX_COUNT
 
@@ -128,39 +129,17 @@ def _tensorrt_llm(start: Start) -> Logged:
 
 
 def _llamacpp(start: Start) -> Logged | None:
-    """The cells of a context as long as fits, and the buffers. Source: `src/llama-kv-cache.cpp`."""
+    """The buffers of a context as long as fits: full layers, sliding layers, states.
+
+    Source: ggml-org/llama.cpp `src/llama-kv-cache.cpp`, `src/llama-memory-recurrent.cpp`.
+    """
     if not 0 < start.longest < MAX_COUNT:
         return None
     made = start.at(start.longest)
-    parts: dict[str, dict[str, list[tuple[int, str]]]] = {}
-    cells: dict[str, tuple[int, int]] = {}
-    layers: dict[str, int] = {}
-    for layer in sorted(made.layers, key=lambda x: x.group.reach.kind != "full"):  # the sliding layers last
-        kind: str = layer.group.reach.kind
-        rows = [t for t in layer.tensors if t.name not in STATES]
-        for t in layer.tensors:
-            part = "states" if t.name in STATES else kind
-            side = STATES.get(t.name) or ("V" if t.name == "v" else "K")
-            parts.setdefault(part, {}).setdefault(side, []).append((layer.layers * t.bytes, GGML.get(t.dtype, t.dtype)))
-        if rows:
-            cells[kind] = (rows[0].shape[0], rows[0].shape[2])
-            layers[kind] = layers.get(kind, 0) + layer.layers
-    slots = made.options.slots or made.batch
-    lines = []
-    for name, (streams, n) in cells.items():
-        sides = parts[name]
-        lines.append(
-            f"llama_kv_cache: size = {_sizes(sides)} MiB ({n:6} cells, {layers[name]:3} layers, "
-            f"{slots:2}/{streams} seqs), K ({_format(sides, 'K')}): {_sizes(sides, 'K')} MiB, "
-            f"V ({_format(sides, 'V')}): {_sizes(sides, 'V')} MiB"
-        )
-    if "states" in parts:
-        sides = parts["states"]
-        lines.append(
-            f"llama_memory_recurrent: size = {_sizes(sides)} MiB ({slots:6} cells, {made.model.num_layers:3} layers, "
-            f"{slots:2} seqs), R (f32): {_sizes(sides, 'R')} MiB, S (f32): {_sizes(sides, 'S')} MiB"
-        )
-    return Logged(start.longest, tuple(lines))
+    full = [layer for layer in made.layers if layer.group.reach.kind == "full"]
+    sliding = [layer for layer in made.layers if layer not in full]
+    lines = (_cells(made, full), _cells(made, sliding), _states(made))
+    return Logged(start.longest, tuple(filter(None, lines)))
 
 
 STATES = {"conv_state": "R", "shift_state": "R", "ffn_shift_state": "R", "recurrent_state": "S"}
@@ -168,16 +147,48 @@ STATES = {"conv_state": "R", "shift_state": "R", "ffn_shift_state": "R", "recurr
 GGML = {"fp32": "f32", "fp16": "f16"}
 """Formats that ggml names otherwise."""
 
-
-def _sizes(sides: dict[str, list[tuple[int, str]]], side: str = "") -> str:
-    """MiB of one side, or of all."""
-    names = (side,) if side else tuple(sides)
-    return decimals(sum(n for name in names for n, _ in sides.get(name, ())), 2**20).rjust(7)
+Held = list[tuple[int, Tensor]]
+"""Tensors, each with the number of layers that have it."""
 
 
-def _format(sides: dict[str, list[tuple[int, str]]], side: str) -> str:
-    """The format of K or V; of K where there is no V."""
-    return (sides.get(side) or sides["K"])[0][1]
+def _cells(made: Allocation, layers: Sequence[LayerCache]) -> str:
+    """The cells of K and V, if these layers have any."""
+    held = [(layer.layers, t) for layer in layers for t in layer.tensors if t.name not in STATES]
+    if not held:
+        return ""
+    (streams, _, cells, _), value = held[0][1].shape, [x for x in held if x[1].name == "v"]
+    key = [x for x in held if x not in value]
+    count = sum(layer.layers for layer in layers if any(t.name not in STATES for t in layer.tensors))
+    where = f"{cells:6} cells, {count:3} layers, {_slots(made):2}/{streams} seqs"
+    return (
+        f"llama_kv_cache: size = {_mib(held)} MiB ({where}), "
+        f"K ({_ggml(key)}): {_mib(key)} MiB, V ({_ggml(value or key)}): {_mib(value)} MiB"
+    )
+
+
+def _states(made: Allocation) -> str:
+    """The states of every slot, if there are any."""
+    held = [(layer.layers, t) for layer in made.layers for t in layer.tensors if t.name in STATES]
+    if not held:
+        return ""
+    slots, (r, s) = _slots(made), ([x for x in held if STATES[x[1].name] == side] for side in "RS")
+    return (
+        f"llama_memory_recurrent: size = {_mib(held)} MiB ({slots:6} cells, {made.model.num_layers:3} layers, "
+        f"{slots:2} seqs), R (f32): {_mib(r)} MiB, S (f32): {_mib(s)} MiB"
+    )
+
+
+def _slots(made: Allocation) -> int:
+    return made.options.slots or made.batch
+
+
+def _mib(held: Held) -> str:
+    return decimals(sum(n * t.bytes for n, t in held), 2**20).rjust(7)
+
+
+def _ggml(held: Held) -> str:
+    dtype = held[0][1].dtype
+    return GGML.get(dtype, dtype)
 
 
 def block_bytes(made: Allocation) -> list[int]:
