@@ -1,6 +1,6 @@
 """Laws that every model, form and workload must obey, and a count from the definition."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import prod
 from typing import Literal
 
@@ -13,6 +13,7 @@ from attncalc import dtypes
 from attncalc.attention.base import Attention, Step
 from attncalc.attention.gla import GLA
 from attncalc.attention.gqa import GQA
+from attncalc.attention.gqa_concat import ConcatGQA
 from attncalc.attention.gta import GTA
 from attncalc.attention.mfa import MFA
 from attncalc.attention.mla import MLA
@@ -53,6 +54,13 @@ def gqas(draw: st.DrawFn) -> GQA:
         gate=draw(st.sampled_from(["none", "full", "head"])),
         sinks=draw(st.booleans()),
     )
+
+
+@st.composite
+def concats(draw: st.DrawFn) -> ConcatGQA:
+    """The options of a GQA, over an input of another width."""
+    spec = draw(gqas())
+    return ConcatGQA(**{f.name: getattr(spec, f.name) for f in fields(GQA)}, input_size=draw(sizes))
 
 
 @st.composite
@@ -102,7 +110,7 @@ def tpas(draw: st.DrawFn) -> TPA:
     return TPA(draw(sizes), draw(small), rope + draw(sizes), *ranks, rope)
 
 
-attentions = st.one_of(gqas(), mlas(), splits(), gtas(), glas(), mfas(), tpas())
+attentions = st.one_of(gqas(), concats(), mlas(), splits(), gtas(), glas(), mfas(), tpas())
 
 
 @st.composite

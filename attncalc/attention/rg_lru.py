@@ -112,9 +112,9 @@ class RGLRU:
             product("recurrent_gate", mixed, weight("recurrent_gate", "h k v"), hidden, axes),
             product("linear_out", activation("gated", "b t c"), weight("linear_out", "D c"), y, axes),
         )
-        biases = {"linear_y": "b t c", "linear_x": "b t c", "input_gate": "b t c", "recurrent_gate": "b t c"}
+        biased = ("linear_y", "linear_x", "input_gate", "recurrent_gate")
         rowwise = (
-            *(Rowwise(f"{name}_bias", shape, BIAS, axes) for name, shape in biases.items()),
+            *(Rowwise(f"{name}_bias", "b t c", BIAS, axes) for name in biased),
             *conv_rowwise(axes, bias=True, silu=False),
             Rowwise("gate_sigmoid", "b t c", 2, axes),
             Rowwise("decay_exp", "b t c", 2, axes),  # product with -8 softplus(Lambda), exponential

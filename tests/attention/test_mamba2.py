@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -365,6 +366,39 @@ def test_equals_transformers(which: str, form: str) -> None:
             assert relative(ours(x, our_cache), theirs(x, cache=their_cache)) < 1e-5
     kept = their_cache.layers[0]
     # Theirs has a column more, and channels before columns.
+    assert relative(our_cache.buffers["conv_state"][:, 0].mT, kept.conv_states[0][..., 1:]) < 1e-5
+    assert relative(our_cache.buffers["recurrent_state"], kept.recurrent_states[0]) < 1e-5
+
+
+@pytest.mark.parametrize("form", Mamba2.forms)
+@pytest.mark.parametrize("which", ["bamba", "granitemoehybrid", "zamba2"])
+def test_equals_the_mixers_of_hybrids(which: str, form: str) -> None:
+    """The same with the mixers of Bamba, Granite 4 and Zamba2, whose options change no shape."""
+    module = pytest.importorskip(f"transformers.models.{which}.modeling_{which}", reason="needs transformers 5.24")
+    cache_utils = pytest.importorskip("transformers.cache_utils")
+    spec = Mamba2(24, 6, 8, 2, 10, chunk_size=16)
+    names = {"bamba": "Bamba", "granitemoehybrid": "GraniteMoeHybrid", "zamba2": "Zamba2"}
+    mixers = {"bamba": "BambaMixer", "granitemoehybrid": "GraniteMoeHybridMambaLayer", "zamba2": "Zamba2MambaMixer"}
+    options: dict[str, Any] = {"hidden_size": 24, "num_attention_heads": 4, "mamba_d_state": 10, "mamba_expand": 2}
+    if which == "zamba2":
+        options |= {"n_mamba_heads": 6, "mamba_ngroups": 2, "chunk_size": 16, "num_hidden_layers": 2}
+        options |= {"layers_block_type": ["mamba", "hybrid"], "time_step_min": 0.0}  # it clamps dt in prompts alone
+    else:
+        options |= {"mamba_n_heads": 6, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_chunk_size": 16}
+        options |= {"num_hidden_layers": 2, "num_key_value_heads": 2}
+        options |= {"attn_layer_indices": [1]} if which == "bamba" else {"layer_types": ["mamba", "attention"]}
+    config = getattr(module, f"{names[which]}Config")(**options)
+    theirs = getattr(module, mixers[which])(config, 0)
+    torch.manual_seed(5)
+    randomised(theirs, 0.3)
+    theirs.eval()
+    ours = layer(spec, form, theirs, eps=1e-5 if which == "zamba2" else config.rms_norm_eps)
+    their_cache, our_cache = cache_utils.DynamicCache(config=config), Cache()
+    for length in (37, 1, 1, 20, 1):
+        x = torch.randn(2, length, 24)
+        with torch.no_grad():
+            assert relative(ours(x, our_cache), theirs(x, cache=their_cache)) < 1e-5
+    kept = their_cache.layers[0]
     assert relative(our_cache.buffers["conv_state"][:, 0].mT, kept.conv_states[0][..., 1:]) < 1e-5
     assert relative(our_cache.buffers["recurrent_state"], kept.recurrent_states[0]) < 1e-5
 
