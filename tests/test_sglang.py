@@ -127,6 +127,16 @@ def test_sparse_rows(kv: str, row: int) -> None:
     assert kept("glm-5.2", 64, mtp=True, formats=Formats(kv=kv)).bytes_per_token == 79 * row + 22 * 132
 
 
+def test_picked_blocks_are_pages() -> None:
+    """MiniMax-M3: 60 layers of K and V of 4 heads of 128, an index key of 128 in 57 of them."""
+    token = 60 * 2 * 4 * 128 * 2 + 57 * 128 * 2
+    made = kept("minimax-m3", 200)
+    assert (made.bytes_per_sequence, made.bytes_overhead) == (256 * token, 128 * token)
+    for words in ({"kv": "fp8"}, {"index": "fp8"}):
+        with pytest.raises(AttncalcError, match="dtype"):
+            kept("minimax-m3", 200, formats=Formats(**words))
+
+
 @pytest.mark.parametrize(("tp", "heads"), [(1, 8), (4, 2), (8, 1), (16, 1)])
 def test_attention_replicas_hold_whole_sequences(tp: int, heads: int) -> None:
     made = kept("llama-3.1-70b", 1000, batch=6, tp=tp)
@@ -179,7 +189,7 @@ def test_reasons_explain_the_whole_difference(preset: str) -> None:
             same = EngineOptions(pp=tuple(len(s.layers) for s in made.stages) or None, dp=options.dp)
             logical = model.cache(context, batch=3, tp=tp, options=same)
         except AttncalcError as error:
-            assert error.where in ("--engine", "--tp", "--swa-ratio", "--pp", "--kv-dtype")  # noqa: PT017
+            assert error.where in ("--engine", "--tp", "--pp", "--kv-dtype", "--block-size")  # noqa: PT017
             continue
         if not options.pp:  # the largest stage of one need not be that of the other
             assert sum(r.bytes for r in made.reasons) == made.bytes_total - logical.bytes_total

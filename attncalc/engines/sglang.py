@@ -28,15 +28,17 @@ from attncalc.workload import Workload
 if TYPE_CHECKING:
     from fractions import Fraction
 
-PAGE, INDEXED_PAGE = 1, 64
-"""Tokens of a page; of sparse MLA, whose index keys lie in pages of 64."""
+PAGE, INDEXED_PAGE, PICKED_PAGE = 1, 64, 128
+"""Tokens of a page; of sparse MLA, whose index keys lie in pages of 64; of MiniMax-M3, which picks blocks of 128."""
 SWA_RATIO = (4, 5)
 """Tokens of the sliding pool for each of the full one, where `--swa-ratio` does not say."""
 
-VARIANTS = ("mha", "gqa", "mqa", "mfa", "mla", "dsa", "kda", "gdn", "mamba2", "short-conv")
+VARIANTS = ("mha", "gqa", "mqa", "mfa", "gqa-index", "mla", "dsa", "kda", "gdn", "mamba2", "short-conv")
 HEAD_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2", "mxfp8")
 LATENT_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2", "nvfp4")
 SPARSE_FORMATS = ("bf16", "fp16", "fp8", "fp8_ds_mla")
+PICKED_FORMATS = ("bf16", "fp16")
+"""Where K and V have 8 bits, the format of index keys depends on the GPU."""
 # Architectures whose sliding (or chunked) layers have a pool of their own; in others they hold the whole context.
 SLIDING_POOL = ("gpt_oss", "mimo_v2_flash", "gemma4_text", "llama4_text", "laguna", "step3p5")
 NOT_RUN = ("jamba", "zamba2")
@@ -109,6 +111,7 @@ class Sglang:
             (variants & {"mha", "gqa", "mqa", "mfa"}, HEAD_FORMATS),
             (variants & {"mla"}, LATENT_FORMATS),
             (variants & {"dsa"}, SPARSE_FORMATS),
+            (variants & {"gqa-index"}, PICKED_FORMATS),
         ):
             if found and kv not in known:
                 rule = f"sglang keeps {' and '.join(sorted(found))} in {', '.join(known)}"
@@ -117,6 +120,8 @@ class Sglang:
             kv, index = "fp8_ds_mla" if kv == "fp8" else kv, index or "fp8"
             if index != "fp8":
                 raise AttncalcError("--index-dtype", "sglang keeps index keys in fp8", got=index)
+        if "gqa-index" in variants and index not in (None, kv):
+            raise AttncalcError("--index-dtype", "sglang keeps these index keys in the model's format", got=index)
         return replace(formats, kv=kv, index=index)
 
     def execution(
@@ -239,10 +244,11 @@ def pool_sizes(groups: tuple[LayerGroup, ...], names: list[str], options: Engine
     Raises:
         AttncalcError: pages that kernels do not have, a ratio without a sliding pool.
     """
-    kernel = INDEXED_PAGE if any(g.variant == "dsa" for g in groups) else PAGE
+    variants = {g.variant for g in groups}
+    kernel = INDEXED_PAGE if "dsa" in variants else PICKED_PAGE if "gqa-index" in variants else PAGE
     page = options.block_size or kernel
     if kernel > 1 and page != kernel:
-        raise AttncalcError("--block-size", f"must be {kernel}, the pages of index keys", got=page)
+        raise AttncalcError("--block-size", f"must be {kernel}, a page of the indexer", got=page)
     if not {"full", "sliding"} <= set(names):
         if options.swa_ratio is not None:
             raise AttncalcError("--swa-ratio", "the model has no sliding pool beside a full one in sglang")
