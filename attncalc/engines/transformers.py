@@ -30,9 +30,6 @@ FLOAT_CONVOLUTIONS = ("gqa-conv", "conv")
 def _one_less(reach: Reach) -> Reach:
     if reach.kind == "full":
         return reach
-    if reach.size == 1:
-        # `[-(window - 1):]` of one is the whole tensor.
-        raise AttncalcError("--engine", "transformers cannot keep a window of one token")
     return Reach("window", reach.size - 1)
 
 
@@ -101,11 +98,16 @@ class Transformers(Layered):
         """MiMo-V2 counts its window without the current token; a chunk is masked exactly.
 
         GPT-Neo masks its local layers over all keys, all of which it keeps.
+
+        Raises:
+            AttncalcError: the window is one token, of which `[-(window - 1):]` is the whole tensor.
         """
         if model.model_type == "gpt_neo":
             return FULL
         if model.model_type == "mimo_v2_flash" and group.reach.kind == "window":
             return Reach("window", group.reach.size + 1)
+        if group.reach.kind in ("window", "chunk") and group.reach.size == 1:
+            raise AttncalcError("--engine", "transformers cannot keep a window of one token")
         return group.reach
 
     def cache(self, model: Model, group: LayerGroup, form: str, tp: int) -> tuple[CacheTensor, ...]:

@@ -45,7 +45,7 @@ def _experts(c: Config, *, shared: bool) -> Row:
     return moe(c.count("num_experts"), c.count("num_experts_per_tok"), c.count("moe_intermediate_size"), **options)
 
 
-def _sparse(c: Config, total: int, *, shared: bool) -> list[Row]:
+def sparse_layers(c: Config, total: int, *, shared: bool) -> list[Row]:
     """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name."""
     step = c.count("decoder_sparse_step")
     named = c.listed("mlp_only_layers", null=[])
@@ -54,7 +54,7 @@ def _sparse(c: Config, total: int, *, shared: bool) -> list[Row]:
 
 
 def _qwen3_moe(c: Config, total: int) -> list[Row]:
-    return _sparse(c, total, shared=False)
+    return sparse_layers(c, total, shared=False)
 
 
 def _hybrid(c: Config, ffns: list[Row]) -> Row:
@@ -83,7 +83,7 @@ def _interval(c: Config, total: int) -> list[str]:
 
 
 def _qwen3_next(c: Config) -> Row:
-    return _hybrid(c, _sparse(c, layer_count(c), shared=True))
+    return _hybrid(c, sparse_layers(c, layer_count(c), shared=True))
 
 
 def _qwen3_5(c: Config) -> Row:

@@ -31,6 +31,9 @@ _MODULES = {
         olmo seed_oss stablelm vaultgemma""",
     "moe": """ernie4_5_moe glm4_moe glm4_shared_moe gpt_oss laguna minimax_m2 minimax_m3_vl minimax_m3_vl_text
         mixtral solar_open""",
+    "experts": """afmoe aria_text cohere2_moe dbrx dots1 exaone_moe flex_olmo granitemoe granitemoe_swa granitemoeshared
+        hy_v3 olmoe phimoe qwen2_moe sarvam_moe""",
+    "state_space": "bamba falcon_h1 granitemoehybrid mamba mamba2 olmo_hybrid",
     "deepseek": """deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_k2 kimi_k25 minicpm3
         mistral3 mistral4""",
     "deepseek_v4": "deepseek_v4",
