@@ -118,6 +118,8 @@ def _ministral_bias(c: Config) -> str:
     return ""
 
 
+LEARNED_ACTIVATIONS = {"apertus": ("xielu",), "apertus1p5_text": ("xielu",)}
+
 READERS = {
     "stablelm": Decoder(
         bias=flag("use_qkv_bias", "qkv", ""),
