@@ -103,6 +103,9 @@ def resolve(options: Options, model: Model | None) -> Resolved:
         context = parse_count(options.context, "--context")
         if model and limit and context > limit:
             notes.append(f"{model.id}: {context:,} tokens are above its published maximum of {limit:,}")
+    if model and model.reading and model.reading.defaulted_sizes:
+        sizes = ", ".join(model.reading.defaulted_sizes)
+        notes.append(f"{model.id}: not in its config.json, so the default of its architecture's own code: {sizes}")
     batch, new_tokens = parse_count(options.batch, "--batch"), _new_tokens(options, context)
     declared = model.kv_cache_dtype if model else None
     if declared and options.kv_dtype is None and model:

@@ -25,6 +25,12 @@ class Reading(NamedTuple):
         """Fields that the file leaves out or has as null, with the values of the architecture's own code."""
         return [f"{a.field} = {as_json(a.value)}" for a in self.log if a.how in ("defaulted", "derived")]
 
+    @property
+    def defaulted_sizes(self) -> list[str]:
+        """Those of them that are numbers of something, which a reader of results should see."""
+        sizes = [a for a in self.log if a.how == "defaulted" and type(a.value) is int and a.value]
+        return [f"{a.field} = {a.value}" for a in sizes]
+
 
 def read_config(data: object, where: str, name: str) -> Reading:
     """The preset document of a configuration; `name` becomes its id.

@@ -44,6 +44,7 @@ def _nemotron_h(c: Config) -> Row:
             ("attention_bias", False),
             ("mamba_proj_bias", False),
             ("sliding_window", None),
+            ("tie_word_embeddings", False),  # its model class has two weights whatever this says
             ("mamba_ssm_cache_dtype", "float32"),
         ),
     )

@@ -23,6 +23,7 @@ def _read(c: Config, *, k3: bool = False) -> Row:
             ("moe_layer_freq", 1),
             ("num_nextn_predict_layers", 0),
             ("layer_types", None),
+            ("tie_word_embeddings", False),  # its model class has two weights whatever this says
             ("mlp_layer_types", None),
         ),
     )

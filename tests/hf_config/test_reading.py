@@ -153,6 +153,14 @@ def test_models_lists_what_was_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert named["read_by"] == "attncalc.hf_config.llama"
 
 
+def test_sizes_that_are_defaulted_are_in_the_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cache", str(FILE.with_name("gemma-3-27b.json")), "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert any("own code: " in n and "text_config.vocab_size = 262208" in n for n in notes)
+    assert run(["cache", str(FILE), "--json"]) == 0
+    assert not any("own code: " in n for n in json.loads(capsys.readouterr().out)["notes"])
+
+
 def test_a_report_of_infinity_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["models", str(FILE.with_name("nemotron-h-56b.json")), "--json"]) == 0
 
