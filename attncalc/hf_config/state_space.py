@@ -143,7 +143,7 @@ def _mamba2(c: Config) -> Row:
     return _without_positions(c, mixer)
 
 
-def _mamba(c: Config) -> Row:
+def _mamba(c: Config, norms: str = "none") -> Row:
     """Mamba alone. A given intermediate_size prevails over expand * hidden_size."""
     hidden, total = c.count("hidden_size"), layer_count(c)
     inner = c.count("intermediate_size", absent=inner_size(c, "expand"))
@@ -157,9 +157,15 @@ def _mamba(c: Config) -> Row:
         "conv_kernel": c.count("conv_kernel", minimum=2),
         "conv_bias": c.flag("use_conv_bias"),
         "bias": c.flag("use_bias"),
-        "norms": False,
+        "norms": norms,
     }
     return _without_positions(c, mixer)
+
+
+def _falcon_mamba(c: Config) -> Row:
+    """Mamba whose dt, B and C pass norms without weights."""
+    c.ignore("use_falcon_mambapy")
+    return _mamba(c, norms="unweighted")
 
 
 def _without_positions(c: Config, mixer: Row) -> Row:
@@ -202,6 +208,7 @@ def _olmo_hybrid(c: Config) -> Row:
 READERS = {
     "bamba": _bamba,
     "falcon_h1": _falcon_h1,
+    "falcon_mamba": _falcon_mamba,
     "granitemoehybrid": _granite,
     "mamba": _mamba,
     "mamba2": _mamba2,

@@ -68,6 +68,7 @@ OWN: dict[str, dict[str, Any]] = {
     "dots1": {},
     "exaone_moe": {},
     "falcon_h1": {"mamba_d_ssm": 128},
+    "falcon_mamba": {},
     "flex_olmo": {},
     "granitemoe": {},
     "granitemoe_swa": {},
