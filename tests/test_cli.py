@@ -54,6 +54,7 @@ def test_width_of_tables(attncalc: Command) -> None:
         ("compare", "mha", "gqa", "mqa", "mla"),
         ("compare", "gta", "gla", "mfa", "tpa"),
         ("flops", "gpt-oss-20b"),
+        ("fit", "gpt-oss-20b", "deepseek-v3", "--device", "h200", "-b", "2"),
         ("models", "deepseek-v3"),
         ("variants",),
         ("devices",),
@@ -294,7 +295,7 @@ def test_help_and_version(attncalc: Command) -> None:
     assert "cache" in attncalc().out
     assert attncalc("--help").status == 0
     assert attncalc("--version").out.startswith("attncalc ")
-    for command in ("cache", "compare", "flops", "explain", "models", "variants", "devices", "convert"):
+    for command in ("cache", "compare", "flops", "fit", "explain", "models", "variants", "devices", "convert"):
         assert attncalc(command, "--help").status == 0
 
 

@@ -15,6 +15,7 @@ JOBS = [
     (("cache", "--model", "deepseek-v3"), HEAVY),
     (("cache", "deepseek-v3", "--engine", "all", "--json"), (*HEAVY, "rich")),
     (("flops", "deepseek-v3", "--json"), (*HEAVY, "rich")),
+    (("fit", "deepseek-v3", "--device", "h200", "--json"), (*HEAVY, "rich")),
     (("compare", "mha", "gqa", "mla", "--json"), (*HEAVY, "rich", "yaml")),
     (("explain", "mla", "--json"), (*HEAVY, "rich", "yaml")),
     (("models", "deepseek-v3", "--json"), (*HEAVY, "rich")),

@@ -43,13 +43,13 @@ def fit_report(inputs: Row, conventions: Row, made: Sequence[Capacity], notes: S
     results = [fit_result(c) for c in made]
     title, lead = settings_of(results, "model", "context", "batch", "kv_dtype", "tp", "engine")
     # The longest context of a batch, where there is one.
-    batches = (Column("context_of_batch", "each of batch", any_text),) if inputs["batch"] > 1 else ()
+    batches = (Column("context_of_batch", "of batch", any_text),) if inputs["batch"] > 1 else ()
     columns = (
         *lead,
         Column("bytes_weights", "weights", decimal_bytes),
-        Column("bytes_budget", "for cache", budget_text),
+        Column("bytes_budget", "cache", budget_text),
         Column("tokens", "tokens", any_text),
-        Column("tokens_one_sequence", "one sequence", any_text),
+        Column("tokens_one_sequence", "one seq.", any_text),
         *batches,
         Column("sequences", "sequences", any_text),
         Column("limiting", "limit", LIMITS.__getitem__),

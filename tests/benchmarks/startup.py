@@ -14,7 +14,7 @@ from pathlib import Path
 
 # Byte code is cached, as for any installed program.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-COMMANDS = ("cache", "compare", "flops", "explain", "models", "variants", "devices")
+COMMANDS = ("cache", "compare", "flops", "fit", "explain", "models", "variants", "devices")
 BARE = """
 import typer
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
