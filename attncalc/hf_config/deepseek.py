@@ -122,7 +122,33 @@ def _minicpm3(c: Config) -> Row:
     return document(c, layers)
 
 
+def _youtu(c: Config) -> Row:
+    return document(c, [Layer(mla(c), dense(c.count("intermediate_size")), 2)] * layer_count(c))
+
+
+def _sarvam(c: Config) -> Row:
+    """DeepSeek-V3; q_head_dim is another name of what is derived."""
+    c.ignore("q_head_dim")
+    return _deepseek("buffer")(c)
+
+
+def _axk1(c: Config) -> Row:
+    """A third norm in layers with experts, after them."""
+    total = layer_count(c)
+    first = c.count("first_k_dense_replace", minimum=0, absent=1)
+    freq = c.count("moe_layer_freq", absent=1)
+    derived = [SPARSE if i >= first and i % freq == 0 else DENSE for i in range(total)]
+    kinds = c.words("mlp_layer_types", total, (DENSE, SPARSE), absent=derived, null=derived)
+    ffns = moe_layers(c, total, lambda i: kinds[i] == SPARSE, shared_experts(c, router_correction="buffer"))
+    attention = mla(c)
+    layers = [Layer(attention, ffn, 3 if kind == SPARSE else 2) for kind, ffn in zip(kinds, ffns, strict=True)]
+    return document(c, layers)
+
+
 READERS = {
+    "axk1": _axk1,
+    "sarvam_mla": _sarvam,
+    "youtu": _youtu,
     "deepseek_v2": _deepseek("none"),
     "deepseek_v3": _deepseek("buffer"),
     "kimi_k2": _deepseek("buffer"),
