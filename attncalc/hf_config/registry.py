@@ -35,8 +35,8 @@ _MODULES = {
         hy_v3 olmoe phimoe qwen2_moe sarvam_moe""",
     "state_space": "bamba falcon_h1 falcon_mamba granitemoehybrid mamba mamba2 olmo_hybrid",
     "short_conv": "lfm2 lfm2_moe lfm3",
-    "deepseek": """axk1 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_k2 kimi_k25 minicpm3 mistral3
-        mistral4 sarvam_mla youtu""",
+    "deepseek": """axk1 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_k2 kimi_k25 minicpm3
+        mistral3 mistral4 sarvam_mla youtu""",
     "deepseek_v4": "deepseek_v4",
     "kimi": "kimi_k3 kimi_k3_text kimi_linear",
     "llama4": "llama4 llama4_text mllama mllama_text_model",

@@ -1,4 +1,4 @@
-"""LFM2 and LFM3: gated short convolutions in most layers, attention in the others. Source: transformers 5.24 `models/`."""
+"""LFM2 and LFM3: gated short convolutions and attention by layer. Source: transformers 5.24 `models/`."""
 
 from attncalc.errors import AttncalcError
 from attncalc.hf_config.config import Config
