@@ -97,7 +97,7 @@ def load(model: str | Path | Mapping[str, Any]) -> "Model":
     path = model if isinstance(model, Path) else find_model(model)[0]
     where = _name(path)
     if path.suffix.lower() != ".gguf":
-        return build(read_document(path), where, _own_name(path))
+        return build(_with_quantization(read_document(path), path), where, _own_name(path))
     from attncalc.document import read_model
     from attncalc.hf_config.gguf import read_gguf
 
@@ -105,6 +105,20 @@ def load(model: str | Path | Mapping[str, Any]) -> "Model":
         _check_regular(path, where)
         reading = read_gguf(path, where, _own_name(path))
     return replace(read_model(reading.document, where), reading=reading)
+
+
+def _with_quantization(data: object, path: Path) -> object:
+    """A configuration with what ModelOpt writes beside it, hf_quant_config.json, where it says nothing of its own."""
+    file = path / "config.json" if path.is_dir() else path
+    beside = file.with_name("hf_quant_config.json")
+    if file.name != "config.json" or not isinstance(data, dict) or "quantization_config" in data:
+        return data
+    if not beside.is_file() or {"layers", "id"} & set(data):
+        return data
+    stated = read_document(beside)
+    if not isinstance(stated, dict) or not isinstance(stated.get("quantization"), dict):
+        raise AttncalcError(f"{beside}: quantization", "must be a mapping")
+    return data | {"quantization_config": stated["quantization"]}
 
 
 def build(data: object, where: str, name: str) -> "Model":

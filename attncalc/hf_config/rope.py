@@ -18,7 +18,7 @@ def rotated(
     """
     if by_kind and not c.null("rope_parameters"):
         given = c.inner("rope_parameters", how="ignored")
-        if given.null(kind):
+        if given.null(kind) or given.data[kind] == {}:
             raise AttncalcError(given.path(kind), "must be given")
     factor = _stated(c, kind)
     if part is None and factor is not None and factor != 1:

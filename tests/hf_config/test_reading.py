@@ -121,6 +121,23 @@ def test_the_cache_has_the_format_that_the_checkpoint_declares(declared: dict[st
     assert (model.kv_cache_dtype or "bf16") == kept
 
 
+def test_modelopt_declares_the_cache_beside_the_configuration(tmp_path: Path) -> None:
+    beside, file = tmp_path / "hf_quant_config.json", tmp_path / "config.json"
+    file.write_text(FILE.read_text(encoding="utf-8"), encoding="utf-8")
+    for algorithm, kept in ((None, None), ("FP8", "fp8"), ("NVFP4", "nvfp4")):
+        stated = {
+            "producer": {"name": "modelopt"},
+            "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": algorithm},
+        }
+        beside.write_text(json.dumps(stated), encoding="utf-8")
+        assert presets.load(tmp_path).kv_cache_dtype == presets.load(file).kv_cache_dtype == kept
+    unknown: tuple[Any, ...] = ({"quantization": {"kv_cache_quant_algo": "FP9"}}, {"quantization": "FP8"}, [])
+    for spoilt in unknown:
+        beside.write_text(json.dumps(spoilt), encoding="utf-8")
+        with pytest.raises(AttncalcError, match="quantization"):
+            presets.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("declared", "line"),
     [
