@@ -58,10 +58,10 @@ class Memory(NamedTuple):
 
 
 class Room(NamedTuple):
-    """One GPU of those that hold the same layers: its weights, and what is left for the cache."""
+    """One GPU of those that hold the same layers: its weights (None where not known), and what the cache may take."""
 
     layers: tuple[int, ...]
-    bytes_weights: int
+    bytes_weights: int | None
     bytes_budget: int
 
 
@@ -244,11 +244,10 @@ def _rooms(model: Model, engine: str, request: Request, memory: Memory) -> Itera
     groups, options, tp = model.layer_groups(mtp=request.mtp), request.options, request.tp
     made = find_engine(engine).allocate(model, replace(request, batch=1))
     stages = [stage.layers for stage in made.stages] or [tuple(sorted({i for g in groups for i in g.indices}))]
-    if len(stages) > 1 and memory.total is not None:
-        extras = [w.name for w in model.extras(mtp=request.mtp) if w.place in ("attention", "ffn")]
-        if extras or any(g.joined and g.joined.weight_copies for g in groups):
-            rule, got = f"the stage of some weights of {model.id} is not known", ", ".join(extras)
-            raise AttncalcError("--pp", rule, got=got or "layers that share weights", hint="Give --memory")
+    unplaced = _unplaced(model, groups) if len(stages) > 1 else ""
+    if unplaced and memory.total is not None:
+        rule = f"the stage of some weights of {model.id} is not known"
+        raise AttncalcError("--pp", rule, got=unplaced, hint="Give --memory")
     heads = tp // (options.dp or 1) if options.dp_attention else tp
     for i, stage in enumerate(stages):
         here = tuple(part for g in groups if (part := within(g, stage)))
@@ -266,7 +265,14 @@ def _rooms(model: Model, engine: str, request: Request, memory: Memory) -> Itera
         budget = memory.budget(weights, engine)
         if engine in FRACTION_OF_FREE and memory.cache is None:
             budget = pad(budget, block_bytes(made)[i])
-        yield Room(stage, weights, budget)
+        yield Room(stage, None if unplaced else weights, budget)
+
+
+def _unplaced(model: Model, groups: tuple[LayerGroup, ...]) -> str:
+    """Weights of layers of which a model does not say which layers have them."""
+    if any(g.joined and g.joined.weight_copies for g in groups):
+        return "layers that share weights"
+    return ", ".join(w.name for w in model.extra_weights if w.place in ("attention", "ffn"))
 
 
 def _form(groups: tuple[LayerGroup, ...], form: str | None) -> str | None:

@@ -70,8 +70,8 @@ def bytes_on_gpu(
 ) -> int:
     """Bytes of the weights of `groups` and of what lies beside them, on one of `tp` GPUs of a pipeline stage.
 
-    The `first` stage holds the embedding, the `last` the head (a copy of the table where they are tied) and the final
-    norm; extra weights count where the stage is both.
+    The `first` stage holds the embedding, the `last` the head (a copy of the table where they are tied), the final norm
+    and what MTP adds. Extra weights of layers count where the stage is both.
 
     Raises:
         AttncalcError: the heads cannot be split so, or the format does not fit a weight.
@@ -83,4 +83,8 @@ def bytes_on_gpu(
         out += tables * table_bytes(model, formats, tp)
     if last:
         out += norm_bytes(model, int(model.final_norm), formats)
-    return out + (extra_bytes(model.extras(mtp=mtp), formats, tp) if first and last else 0)
+    places = {"embedding": first, "head": last, "attention": first and last, "ffn": first and last}
+    extras = [w for w in model.extra_weights if places[w.place]]
+    if mtp and last and model.mtp:
+        extras += model.mtp.extra_weights
+    return out + extra_bytes(extras, formats, tp)

@@ -201,9 +201,23 @@ def test_the_stage_with_least_room_decides() -> None:
 
 
 def test_a_stage_of_unknown_weights_is_refused() -> None:
-    model = package.load("deepseek-v4-flash")
+    model, options = package.load("deepseek-v4-flash"), EngineOptions(pp=(20, 23))
     with pytest.raises(AttncalcError, match="the stage of some weights"):
-        fit(model, 1000, Memory(total=10**11), options=EngineOptions(pp=(20, 23)))
+        fit(model, 1000, Memory(total=10**11), options=options)
+    made = fit(model, 1000, Memory(cache=10**9), options=options)
+    assert [room.bytes_weights for room in made.rooms] == [None, None]
+    assert made.longest
+
+
+def test_the_last_stage_has_what_mtp_adds() -> None:
+    model = package.load("deepseek-v3")
+    options, memory = EngineOptions(pp=(30, 31)), Memory(total=10**12)
+    plain, mtp = (fit(model, 1000, memory, options=options, mtp=x).rooms for x in (False, True))
+    assert plain[0] == mtp[0]
+    added = model.parameters(mtp=True) - model.parameters()
+    weights = [room.bytes_weights for room in (plain[1], mtp[1])]
+    assert None not in weights
+    assert weights[1] == (weights[0] or 0) + 2 * (added + 256)  # and the buffer of its router
 
 
 # The budget.

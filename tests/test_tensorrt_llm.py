@@ -34,7 +34,8 @@ def test_latents_are_replicated_and_heads_split() -> None:
 def test_the_fraction_is_of_what_is_free_and_blocks_are_rounded_up() -> None:
     memory = Memory(total=24 * 10**9, fraction=Fraction(9, 10), reserve=10**9)
     made = fit(LLAMA, 1000, memory, engine="tensorrt-llm")
-    free = 24 * 10**9 - made.full.bytes_weights - 10**9
+    assert made.full.bytes_weights == 2 * LLAMA.parameters()
+    free = 24 * 10**9 - 2 * LLAMA.parameters() - 10**9
     blocks = -(-(free * 9 // 10) // (32 * TOKEN))
     assert made.log
     assert (made.log.blocks, made.tokens) == (blocks, 32 * blocks)

@@ -46,7 +46,7 @@ def fit_report(inputs: Row, conventions: Row, made: Sequence[Capacity], notes: S
     batches = (Column("context_of_batch", "of batch", any_text),) if inputs["batch"] > 1 else ()
     columns = (
         *lead,
-        Column("bytes_weights", "weights", decimal_bytes),
+        Column("bytes_weights", "weights", weights_text),
         Column("bytes_budget", "cache", budget_text),
         Column("tokens", "tokens", any_text),
         Column("tokens_one_sequence", "one seq.", any_text),
@@ -56,6 +56,11 @@ def fit_report(inputs: Row, conventions: Row, made: Sequence[Capacity], notes: S
     )
     text = tuple(f"{r['model']}, {r['engine']}: {line}" for r in results for line in r["log_lines"])
     return Report("fit", inputs, conventions, results, (Table(title, columns, results),), tuple(notes), text)
+
+
+def weights_text(value: int | None) -> str:
+    """Bytes, where they are known."""
+    return "-" if value is None else decimal_bytes(value)
 
 
 def budget_text(value: int) -> str:
