@@ -24,7 +24,7 @@ DATA = Path(__file__).parent / "data"
 TRACES: dict[str, Any] = json.loads((DATA / "traces.json").read_text(encoding="utf-8"))["models"]
 SAMPLE = (
     "llama-3.2-1b", "gemma-3-1b", "gpt-oss-20b", "deepseek-v2-lite", "qwen3-30b-a3b", "nemotron-3-nano", "gpt2",
-    "falcon-7b", "kimi-linear-48b-a3b", "mimo-v2-flash", "minicpm3-4b",
+    "falcon-7b", "kimi-linear-48b-a3b", "kimi-k2", "kimi-k2.5", "mimo-v2-flash", "minicpm3-4b",
 )  # fmt: skip
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
@@ -45,9 +45,9 @@ def test_equals_the_trace(name: str) -> None:
     for expected in trace["runs"]:
         run = made.run(expected["context"])
         assert run.prefill.cache_bytes == expected["cache_bytes"]
-        for phase, step in (("prefill", run.prefill), ("decode", run.decode)):
-            if f"{phase}_attention_flops" in expected:
-                assert step.total == expected[f"{phase}_attention_flops"]
+        if trace["flops_comparable"]:
+            assert run.prefill.total == expected["prefill_attention_flops"]
+            assert run.decode.total == expected["decode_attention_flops"]
 
 
 def test_a_small_model_by_hand() -> None:

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from attncalc.errors import AttncalcError
+from attncalc.errors import AttncalcError, shown
 
 _DispatchMode: Any = TorchDispatchMode  # whose methods have no types
 MAX_LAYERS = 10_000
@@ -141,16 +141,32 @@ def configured(data: Mapping[str, Any], where: str) -> Any:
         AttncalcError: transformers does not know the model type, or refuses a field.
     """
     known = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
-    name = data.get("model_type")
+    name, inner = data.get("model_type"), data.get("text_config")
     if not isinstance(name, str) or name not in known:
-        own = " (auto_map names code of the checkpoint, which is never run)" if data.get("auto_map") else ""
-        raise AttncalcError(f"{where}: model_type", f"transformers has no such type{own}", got=repr(name))
+        if isinstance(inner, Mapping) and str(inner.get("model_type")) in known:
+            return configured(inner, f"{where}: text_config")  # a wrapper around encoders, whose text model is known
+        like = _type_of(data.get("architectures"))
+        if like is None:
+            own = " (auto_map names code of the checkpoint, which is never run)" if data.get("auto_map") else ""
+            raise AttncalcError(f"{where}: model_type", f"transformers has no such type{own}", got=shown(name))
+        name, data = like, {**data, "model_type": like}
     with _quiet(), refusing(where, "transformers refuses this configuration"):
         config = text_of(known[name].from_dict(dict(data)))
     layers = getattr(config, "num_hidden_layers", 0)
     if isinstance(layers, int) and layers > MAX_LAYERS:
         raise AttncalcError(f"{where}: num_hidden_layers", f"must be at most {MAX_LAYERS}", got=layers)
     return config
+
+
+def _type_of(architectures: object) -> str | None:
+    """The type of a model class that `architectures` names: Kimi K2 is a `kimi_k2` of class DeepseekV3ForCausalLM."""
+    if not isinstance(architectures, list) or len(architectures) != 1:
+        return None
+    auto = import_module("transformers.models.auto.configuration_auto")
+    for name, cls in auto.CONFIG_MAPPING_NAMES.items():
+        if architectures[0] == f"{cls.removesuffix('Config')}ForCausalLM":
+            return str(name)
+    return None
 
 
 def text_of(config: Any) -> Any:
