@@ -30,6 +30,15 @@ def _alternating(n: int | None) -> Windows:
     )
 
 
+def _gemma3(c: Config, total: int) -> list[int | None]:
+    """transformers saves the pattern that it took under another name, beside the list that it made of it."""
+    if c.null("layer_types"):
+        c.only("_sliding_window_pattern", 6)  # no field of the class: another would be derived all the same
+    else:
+        c.ignore("_sliding_window_pattern")
+    return _alternating(None)(c, total)
+
+
 def _gemma2(c: Config, total: int) -> list[int | None]:
     if not c.null("sliding_window_size"):
         c.only("sliding_window_size", c.maybe("sliding_window"))
@@ -124,7 +133,7 @@ READERS = {
     "gemma3_text": Decoder(
         bias=BIAS,
         qk_norm="head",
-        windows=_alternating(None),
+        windows=_gemma3,
         norms=4,
         softcaps=True,
         expected=CAUSAL,
