@@ -31,7 +31,7 @@ def _alternating(n: int | None) -> Windows:
 
 
 def _gemma3(c: Config, total: int) -> list[int | None]:
-    """transformers saves the pattern that it took under another name, beside the list that it made of it."""
+    """Transformers saves the pattern that it took under another name, beside the list that it made of it."""
     if c.null("layer_types"):
         c.only("_sliding_window_pattern", 6)  # no field of the class: another would be derived all the same
     else:
