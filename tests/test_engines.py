@@ -186,3 +186,13 @@ def test_only_falcon_broadcasts() -> None:
     document: Any = load(group("0", GQA))
     assert document.model_type is None
     assert document.cache(20).bytes_total == document.cache(20, engine="transformers").bytes_total == 96 * 20
+
+
+@pytest.mark.parametrize(("formats", "width"), [(None, 2), (Formats(kv="fp32"), 4), (Formats(state="fp32"), 4)])
+def test_lightning_keeps_its_state_in_the_dtype_of_the_cache(formats: Formats | None, width: int) -> None:
+    row = {"variant": "lightning", "num_heads": 3, "head_dim": 8, "chunk_size": 16}
+    model = load(group("0, 1", row))
+    assert model.cache(50, engine="transformers", formats=formats).bytes_total == 2 * 3 * 8 * 8 * width
+    assert model.cache(50).bytes_total == 2 * 3 * 8 * 8 * 4
+    kept = model.flops(50, engine="transformers", conventions=Conventions(formats=formats or Formats()))
+    assert kept.bytes_cache_read == 2 * 3 * 8 * 8 * width

@@ -68,7 +68,10 @@ class Transformers(Layered):
     options = ("version", "pp")
 
     def formats(self, model: Model, formats: Formats) -> Formats:
-        """A cache has the dtype of the computation, index keys too; what is convolved in fp32 is kept so."""
+        """A cache has the dtype of the computation, index keys too; what is convolved in fp32 is kept so.
+
+        The state of lightning attention has the dtype of the computation too, of all others it is fp32.
+        """
         if formats.kv not in DTYPES:
             rule = f"transformers keeps its cache in {', '.join(DTYPES)}"
             raise AttncalcError("--kv-dtype", rule, got=formats.kv)
@@ -76,7 +79,9 @@ class Transformers(Layered):
             rule = "transformers keeps index keys in the dtype of its cache"
             raise AttncalcError("--index-dtype", rule, got=formats.index)
         if formats.conv is None and any(g.variant in FLOAT_CONVOLUTIONS for g in model.groups):
-            return replace(formats, conv="fp32")
+            formats = replace(formats, conv="fp32")
+        if formats.state is None and any(g.variant == "lightning" for g in model.groups):
+            formats = replace(formats, state=formats.kv)
         return formats
 
     def execution(

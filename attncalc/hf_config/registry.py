@@ -33,7 +33,8 @@ _MODULES = {
         mixtral solar_open""",
     "experts": """afmoe aria_text cohere2_moe dbrx dots1 exaone_moe flex_olmo granitemoe granitemoe_swa granitemoeshared
         hy_v3 olmoe phimoe qwen2_moe sarvam_moe""",
-    "state_space": "bamba falcon_h1 falcon_mamba granitemoehybrid mamba mamba2 olmo_hybrid",
+    "state_space": "bamba falcon_h1 falcon_mamba granitemoehybrid mamba mamba2 minimax olmo_hybrid",
+    "zamba2": "zamba2",
     "short_conv": "lfm2 lfm2_moe lfm3",
     "deepseek": """axk1 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_k2 kimi_k25 minicpm3
         mistral3 mistral4 sarvam_mla youtu""",

@@ -1,4 +1,4 @@
-"""Mamba and Mamba-2, alone, between layers of attention or beside it. Source: transformers 5.24 `models/`."""
+"""Layers with a constant state, alone, amid attention or beside it. Source: transformers 5.24 `models/`."""
 
 from attncalc.errors import AttncalcError
 from attncalc.hf_config.config import Config
@@ -205,6 +205,23 @@ def _olmo_hybrid(c: Config) -> Row:
     return document(c, [Layer(attention if kind == FULL else linear, ffn, 2) for kind in kinds])
 
 
+def _minimax(c: Config) -> Row:
+    """Lightning attention in every other layer, experts in all."""
+    total = layer_count(c)
+    kinds = kinds_of_layers(c, total, [LINEAR if i % 2 else FULL for i in range(total)])
+    if FULL not in kinds:
+        raise AttncalcError(c.path("layer_types"), "must give at least one layer attention: the code fails")
+    check(c, (("sliding_window", None),))
+    c.ignore("full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor", "linear_attn_beta_factor")
+    c.ignore("mlp_alpha_factor", "mlp_beta_factor")
+    full = softmax(c)
+    width = full["head_dim"]
+    size = c.count("block_size")
+    linear = {"variant": "lightning", "num_heads": full["num_heads"], "head_dim": width, "chunk_size": size}
+    ffn = moe(c.count("num_local_experts"), c.count("num_experts_per_tok"), c.count("intermediate_size"))
+    return document(c, [Layer(full if kind == FULL else linear, ffn, 2) for kind in kinds])
+
+
 READERS = {
     "bamba": _bamba,
     "falcon_h1": _falcon_h1,
@@ -212,5 +229,6 @@ READERS = {
     "granitemoehybrid": _granite,
     "mamba": _mamba,
     "mamba2": _mamba2,
+    "minimax": _minimax,
     "olmo_hybrid": _olmo_hybrid,
 }
