@@ -126,16 +126,25 @@ READERS = {
         kv_heads=_bigcode_kv_heads,
         positions=0,
         expected=(("add_cross_attention", False),),
-        ignored=("num_key_value_heads", "multi_query"),
+        ignored=(
+            "num_key_value_heads",
+            "inference_runner",
+            "max_batch_size",
+            "max_sequence_length",
+            "pad_key_length",
+            "pre_allocate_kv_cache",
+            "validate_runner_input",
+        ),
     ),
     "codegen": Plain(
         or_four_times("n_inner"), bias="", rope=_codegen_rope, norms=1, extra=(bias_of_head,), ignored=("n_ctx",)
     ),
     "bloom": Plain(
-        four_times,
+        lambda c: 4 * _bloom_hidden_size(c),
         max_positions=None,
         hidden_size=_bloom_hidden_size,
-        extra=(lambda c: norm_weights(c, "word_embeddings_layernorm"),),
+        expected=(("n_inner", None),),
+        extra=(lambda c: norm_weights(c, "word_embeddings_layernorm", _bloom_hidden_size(c)),),
         ignored=(
             "apply_residual_connection_post_layernorm",
             "slow_but_exact",
@@ -184,6 +193,6 @@ READERS = {
     "xglm": Plain(
         field("ffn_dim"), expected=(("add_cross_attention", False),), ignored=("scale_embedding", "layerdrop")
     ),
-    "ctrl": Plain(field("dff"), extra=(bias_of_head,)),
+    "ctrl": Plain(field("dff"), extra=(bias_of_head,), ignored=("n_ctx", "from_tf")),
     "biogpt": Plain(field("intermediate_size"), positions=2, ignored=("scale_embedding", "layerdrop")),
 }

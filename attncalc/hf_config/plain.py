@@ -78,6 +78,8 @@ class Plain(NamedTuple):
         if hidden_size % heads:
             raise AttncalcError(c.path(self.heads), f"must divide the hidden size {hidden_size}", got=heads)
         width = hidden_size // heads
+        if self.kv_heads is None and not c.declares("num_key_value_heads"):
+            c.only("num_key_value_heads", heads, None)
         attention = gqa(
             heads,
             heads if self.kv_heads is None else self.kv_heads(c),

@@ -59,8 +59,11 @@ EVERYWHERE: tuple[tuple[str, Any], ...] = (
 OTHER_CLASSES = {
     "exaone": ("ExaoneForCausalLM",),
     "glm4_shared_moe": ("Glm4SharedMoeForCausalLM",),
+    "internlm3": ("InternLM3ForCausalLM",),
+    "iquestcoder": ("IQuestCoderForCausalLM",),
     "kimi_k25": ("KimiK25ForConditionalGeneration",),
     "minimax_m3_vl_text": ("MiniMaxM3SparseForCausalLM",),
+    "mpt": ("MPTForCausalLM",),
 }
 """Names that model classes have in the repositories of the models, beside those of transformers."""
 

@@ -167,6 +167,12 @@ def test_an_activation_with_weights_is_counted_or_refused(kind: str, counted: st
     assert outcome({"model_type": kind, "pad_token_id": 1, "hidden_act": activation, **sizes}) == expected
 
 
+def test_the_older_name_of_a_size_of_bloom_prevails() -> None:
+    sizes = {"model_type": "bloom", "n_layer": 2, "n_head": 4, "vocab_size": 99}
+    assert outcome(sizes | {"n_embed": 96}) == outcome(sizes | {"n_embed": 96, "hidden_size": 64}) == "exact"
+    assert ours(sizes | {"n_embed": 96}) == ours(sizes | {"hidden_size": 96})
+
+
 @pytest.mark.parametrize("kind", ["granite_swa"])
 def test_a_variation_is_exact(kind: str) -> None:
     rng = random.Random(0)
