@@ -66,6 +66,7 @@ class Plain(NamedTuple):
     layer_count: Size = layer_count
     heads: str = "num_attention_heads"
     tie: bool | None = None
+    notes: tuple[str, ...] = ()
     expected: tuple[tuple[str, Any], ...] = ()
     ignored: tuple[str, ...] = ()
 
@@ -78,7 +79,7 @@ class Plain(NamedTuple):
         if hidden_size % heads:
             raise AttncalcError(c.path(self.heads), f"must divide the hidden size {hidden_size}", got=heads)
         width = hidden_size // heads
-        if self.kv_heads is None and not c.declares("num_key_value_heads"):
+        if self.kv_heads is None and c.has("num_key_value_heads") and not c.declares("num_key_value_heads"):
             c.only("num_key_value_heads", heads, None)
         attention = gqa(
             heads,
@@ -98,7 +99,8 @@ class Plain(NamedTuple):
             extra.insert(0, weight("embed_positions.weight", shape, place="embedding"))
         if self.tie is not None:
             c.tie = self.tie
-        return document(
+        noted = {"notes": list(self.notes)} if self.notes else {}
+        return noted | document(
             c,
             layers,
             hidden_size=hidden_size,

@@ -15,6 +15,12 @@ OWN_FIELDS = ("is_encoder_decoder",)
 """Checked here: the causal language model has no encoder, whatever its configuration says."""
 
 
+NOTE = (
+    "the decoder alone: without the states of an encoder its cross-attention computes and keeps nothing; its weights "
+    "count as parameters and as read"
+)
+
+
 def _cross_attention(bias: Callable[[Config], str] | str = "qkvo") -> Callable[[Config], list[Row]]:
     """A second attention in each layer, over the states of an encoder, and its norm."""
 
@@ -49,6 +55,7 @@ def _bart(*extra: Callable[[Config], list[Row]], bias: Callable[[Config], str] |
         "hidden_size": field("d_model"),
         "layer_count": field("decoder_layers", maximum=10_000),
         "heads": "decoder_attention_heads",
+        "notes": (NOTE,),
         "expected": (("is_encoder_decoder", (True, False)),),
     }
     ignored = (
