@@ -263,7 +263,7 @@ def _rooms(model: Model, engine: str, request: Request, memory: Memory) -> Itera
             mtp=request.mtp,
         )
         budget = memory.budget(weights, engine)
-        if engine in FRACTION_OF_FREE and memory.cache is None:
+        if engine in FRACTION_OF_FREE and memory.cache is None and budget > 0:
             budget = pad(budget, block_bytes(made)[i])
         yield Room(stage, None if unplaced else weights, budget)
 

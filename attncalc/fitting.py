@@ -155,7 +155,8 @@ def _notes(made: Capacity, memory: Memory) -> list[str]:
     if memory.cache is None:
         notes.append(f"{model.id}, {made.engine}: {_account(made, memory)}")
         notes.append(
-            "not modelled: activations, graphs, buffers of communication, fragmentation; --reserve is for them"
+            "not modelled: activations, graphs, buffers of communication, copies that an engine makes of weights, "
+            "fragmentation; --reserve is for them"
         )
     return notes
 

@@ -41,6 +41,9 @@ def test_the_fraction_is_of_what_is_free_and_blocks_are_rounded_up() -> None:
     assert (made.log.blocks, made.tokens) == (blocks, 32 * blocks)
     assert made.full.bytes_budget == blocks * 32 * TOKEN
     assert made.longest == 32 * blocks
+    # Nothing is rounded up to a block where the weights alone do not fit.
+    small = fit(LLAMA, 1000, Memory(total=10**9), engine="tensorrt-llm")
+    assert (small.full.bytes_budget, small.tokens) == (10**9 - 2 * LLAMA.parameters(), 0)
     # A budget is what it is.
     given = fit(LLAMA, 1000, Memory(cache=100 * 32 * TOKEN - 1), engine="tensorrt-llm")
     assert (given.tokens, given.longest) == (99 * 32, 99 * 32)
