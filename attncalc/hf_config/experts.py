@@ -191,10 +191,28 @@ def _cohere2_moe(c: Config) -> Row:
 
 OLMOE = Decoder(bias=BIAS, qk_norm="full", ffn=everywhere(experts("num_experts")), ignored=("clip_qkv",))
 
+
+def _hunyuan(c: Config) -> Row:
+    """Experts in every layer beside a feed-forward as wide as one; moe_topk is a number, or one for each layer."""
+    if c.value("head_dim") is None:
+        raise AttncalcError(c.path("head_dim"), "must be given: the architecture's own code fails")
+    return HUNYUAN(c)
+
+
+def _hunyuan_experts(c: Config, total: int) -> list[Row]:
+    number, width, top_k = c.count("num_experts"), c.count("intermediate_size"), c.value("moe_topk")
+    each = c.listed("moe_topk", total) if isinstance(top_k, list) else [c.count("moe_topk")] * total
+    chosen = [c.whole(f"moe_topk[{i}]", n) for i, n in enumerate(each)]
+    return [moe(number, n, width, shared_intermediate_size=width) for n in chosen]
+
+
+HUNYUAN = Decoder(bias=BIAS, qk_norm="head", ffn=_hunyuan_experts)
+
 READERS = {
     "qwen2_moe": Decoder(bias=flag("qkv_bias", "qkv", ""), windows=_qwen2_moe_windows, ffn=_qwen2_moe),
     "olmoe": _olmoe,
     "flex_olmo": Decoder(bias=BIAS, qk_norm="full", ffn=everywhere(experts("num_experts"))),
+    "hunyuan_v1_moe": _hunyuan,
     "granitemoe": Decoder(bias=BIAS, ffn=everywhere(LOCAL)),
     "granitemoeshared": Decoder(bias=BIAS, ffn=everywhere(_granite)),
     "granitemoe_swa": Decoder(

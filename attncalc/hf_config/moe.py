@@ -170,7 +170,7 @@ def _minimax_m3(c: Config) -> Row:
 def _sparse_layers(c: Config, total: int) -> tuple[list[bool], Row]:
     """Which layers are sparse, and their indexer: one of its heads for each KV head."""
     if c.null("sparse_attention_config"):
-        raise AttncalcError(c.path("sparse_attention_config"), "must be given")
+        return _flat_sparse_layers(c, total)
     s = c.inner("sparse_attention_config")
     check(s, (("use_sparse_attention", True), ("sparse_score_type", "max"), ("sparse_init_block", 0)))
     s.only("sparse_num_index_heads", c.count("num_key_value_heads"))
@@ -184,6 +184,22 @@ def _sparse_layers(c: Config, total: int) -> tuple[list[bool], Row]:
         "local_blocks": s.count("sparse_local_block", minimum=0),
     }
     s.finish()
+    return sparse, index
+
+
+def _flat_sparse_layers(c: Config, total: int) -> tuple[list[bool], Row]:
+    """The same by the fields of transformers' own class, where the file has no sparse_attention_config."""
+    kinds = layer_types(c, total, lambda _, n: [FULL] * n, (FULL, "minimax_m3_sparse"))
+    index = {
+        "index_dim": c.count("index_head_dim"),
+        "block_size": c.count("index_block_size"),
+        "blocks": c.count("index_topk_blocks"),
+        "local_blocks": c.count("index_local_blocks", minimum=0),
+    }
+    sparse = [kind != FULL for kind in kinds]
+    if any(sparse):
+        c.only("index_n_heads", c.count("num_key_value_heads"))
+    c.ignore("index_n_heads")
     return sparse, index
 
 

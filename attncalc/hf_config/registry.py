@@ -32,7 +32,7 @@ _MODULES = {
     "moe": """ernie4_5_moe glm4_moe glm4_shared_moe gpt_oss laguna minimax_m2 minimax_m3_vl minimax_m3_vl_text
         mixtral solar_open""",
     "experts": """afmoe aria_text cohere2_moe dbrx dots1 exaone_moe flex_olmo granitemoe granitemoe_swa granitemoeshared
-        hy_v3 olmoe phimoe qwen2_moe sarvam_moe""",
+        hunyuan_v1_moe hy_v3 olmoe phimoe qwen2_moe sarvam_moe""",
     "state_space": "bamba falcon_h1 falcon_mamba granitemoehybrid mamba mamba2 minimax olmo_hybrid",
     "zamba2": "zamba2",
     "short_conv": "lfm2 lfm2_moe lfm3",
