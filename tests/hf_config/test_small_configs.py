@@ -61,7 +61,7 @@ RARELY_TRUE = ("add_cross_attention", "use_prompt", "is_moe")
 COUNTED = {"mha", "gqa", "mqa", "mla"}
 """Attention whose FLOPs torch's counter sees whole: products alone."""
 DENSE = Conventions(count="dense")
-ALWAYS_SOME = ("bert", "dense", "gemma3n", "gpt", "gpt_others", "qwen", "seq2seq", "sparse")
+ALWAYS_SOME = ("bert", "dense", "gemma3n", "gpt", "gpt_others", "seq2seq", "sparse")
 """Modules of readers of whose configurations some must be exact; others have sizes that depend on each other."""
 TYPES = sorted(k for k in READERS if k in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and "text_config" not in facts(k).defaults)
 
