@@ -2,8 +2,9 @@
 
 `Fields` reads one mapping and knows its path, so that every refusal names the field. A specification class is
 read from its own dataclass fields: no second list of names to keep in step. Every field must be given; what a model
-does not have is written as null, false, none or [], so that no dropped line can pass for a default. Only `notes` and
-`partial`, which change no number, may be absent.
+does not have is written as null, false, none or [], so that no dropped line can pass for a default. `notes` and
+`partial`, which change no number, may be absent, and so may `joined`: without it the layers would be named twice, which
+is refused.
 """
 
 from dataclasses import fields, replace

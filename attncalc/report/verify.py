@@ -19,8 +19,8 @@ def verify_report(inputs: Row, rows: list[Row]) -> Report:
     notes = (
         "identities in float64, within 1e-11 of the largest expected value; where two things must differ, they do",
         (
-            "expected and observed are numbers, shapes, or norms of what two routes give; documents 000 to 004 are the "
-            "source documents whose claims are tested"
+            "expected and observed are numbers, shapes, or norms of what two routes give; documents 000 to 004 are "
+            "articles whose claims are tested: README"
         ),
     )
     return Report("verify", inputs, {"dtype": "fp64", "k": 1024}, rows, (Table("", columns, shown),), notes, text)

@@ -43,7 +43,7 @@ def toy() -> Iterator[Proof]:
 
 
 def errors() -> Iterator[Proof]:
-    """Where the source documents' code is wrong, the right result differs from theirs."""
+    """Where the code of the documents (README lists them) is wrong, the right result differs from theirs."""
     groups_ = torch.randn(2, 4, 7, 8, dtype=torch.float64)
     copies = groups_.repeat_interleave(8, dim=1)[:, :4]
     yield different(

@@ -1,4 +1,4 @@
-"""Figures of the source documents, as the specifications give them. No layer runs."""
+"""Figures of the articles that README lists as documents 000 to 004, as the specifications give them. No layer runs."""
 
 from collections.abc import Iterator
 from fractions import Fraction
