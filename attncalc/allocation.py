@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be allocated: `batch` sequences of `context` tokens, on one of `tp` GPUs, under one engine."""
+    """What is to be allocated: `batch` sequences of `context` tokens, on one of `tp` GPUs, under one engine.
+
+    `new_tokens`: of the step that is asked about; what is kept after it does not depend on them.
+    """
 
     context: int
     batch: int = 1
@@ -31,11 +34,12 @@ class Request:
     tp: int = 1
     mtp: bool = False
     options: EngineOptions = field(default_factory=EngineOptions)
+    new_tokens: int = 1
 
     @property
     def workload(self) -> Workload:
         """The step after which the tokens are kept."""
-        return Workload(context=self.context, batch=self.batch)
+        return Workload(self.context, self.new_tokens, self.batch)
 
 
 class Page(NamedTuple):
@@ -224,18 +228,42 @@ def allocate(
     Raises:
         AttncalcError: the engine, the form, the formats, the options or the split do not fit the model.
     """
-    profile, formats = find_engine(engine), formats or model_formats(model)
+    formats = model_formats(model) if formats is None else formats
     if not isinstance(formats, Formats):
         raise AttncalcError("formats", "must be a Formats", got=shown(formats), hint='Write Formats(kv="fp8")')
-    options = options or EngineOptions()
-    check_options(profile, options)
-    request = Request(context, batch, formats, form, parse_count(tp, "tp"), mtp, options)
+    options = EngineOptions() if options is None else options
+    return run(model, engine, Request(context, batch, formats, form, parse_count(tp, "tp"), mtp, options))
+
+
+def run(model: Model, engine: str, request: Request) -> Allocation:
+    """What an engine makes of a request: the one place that says whether it can.
+
+    Raises:
+        AttncalcError: the engine, the form, the formats, the options or the split do not fit the model.
+    """
+    profile, formats = find_engine(engine), request.formats
+    check_options(profile, request.options)
     _ = request.workload  # refuses what are no counts
-    check_form_known(model, form)
-    made = profile.allocate(model, request)
-    if formats.index is not None and not any(t.name == "index_k" for layer in made.layers for t in layer.tensors):
-        raise AttncalcError("--index-dtype", f"no layer of {model.id} keeps index keys", got=formats.index)
-    return made
+    check_form_known(model, request.form)
+    known = kinds(model)
+    for kind, what in KEPT_APART.items():
+        wished = getattr(formats, kind)
+        if wished is not None and kind not in known:
+            raise AttncalcError(f"--{kind}-dtype", f"no layer of {model.id} keeps {what}", got=wished)
+    profile.check(model, request)
+    return profile.allocate(model, request)
+
+
+KEPT_APART = {"index": "index keys", "state": "states", "conv": "columns of a convolution"}
+"""Kinds of tensors that have a format of their own."""
+
+
+def kinds(model: Model) -> frozenset[str]:
+    """The kinds of tensors that the layers keep, MTP layers too."""
+    groups = model.groups + (model.mtp.groups if model.mtp else ())
+    layouts = [g.attention.cache(g.reach, form) for g in groups if g.attention for form in g.attention.forms]
+    layouts += [g.ffn.cache() for g in groups if g.ffn]
+    return frozenset(t.kind for layout in layouts for t in layout)
 
 
 def replicated(pairs: "Iterable[tuple[Tensor, Tensor]]", tp: int, dcp: int = 1) -> tuple[str, ...]:
@@ -297,12 +325,19 @@ def _baseline(allocation: Allocation, name: str, kv_heads: int, *, mtp: bool) ->
             engine=allocation.engine,
             tp=allocation.tp,
             mtp=mtp,
-            formats=replace(allocation.formats, index=None),  # K and V of heads have no index keys
+            formats=_of_what_is_kept(changed, allocation.formats),  # K and V of heads have no index keys
             options=allocation.options,
         )
     except AttncalcError as error:
         return Baseline(name, None, str(error))
     return Baseline(name, made)
+
+
+def _of_what_is_kept(model: Model, formats: Formats) -> Formats:
+    """The formats without those of tensors that no layer keeps."""
+    known = kinds(model)
+    index, state, conv = (getattr(formats, kind) if kind in known else None for kind in KEPT_APART)
+    return replace(formats, index=index, state=state, conv=conv)
 
 
 def _with_kv_heads(group: LayerGroup, kv_heads: int) -> LayerGroup:

@@ -4,12 +4,12 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from attncalc.allocation import check_form_known, model_formats, own_form
+from attncalc.allocation import Request, model_formats, own_form, run
 from attncalc.attention.base import Step
 from attncalc.axes import Dim, Weight
-from attncalc.engines import check_options
 from attncalc.engines import engine as find_engine
-from attncalc.engines.options import EngineOptions
+from attncalc.engines.options import EngineOptions, option
+from attncalc.errors import AttncalcError
 from attncalc.model import ExtraWeight, LayerGroup, Model
 from attncalc.ops import (
     LAYER_NORM,
@@ -32,6 +32,8 @@ from attncalc.workload import Conventions, Workload
 if TYPE_CHECKING:
     from attncalc.engines.base import Engine
 
+STEP_OPTIONS = ("version", "draft_tokens")
+"""Options of engines that decide which form a step executes."""
 NORM_FLOPS = {
     "rms": RMS_NORM,
     "layer": LAYER_NORM - 1,
@@ -162,17 +164,20 @@ def step_cost(
     conventions: Conventions | None = None,
     options: EngineOptions | None = None,
 ) -> StepCost:
-    """FLOPs and bytes of one step.
+    """FLOPs and bytes of one step, of a model and a split whose cache the engine can allocate.
 
     Raises:
-        AttncalcError: the engine, the form, the formats or the split do not fit the model.
+        AttncalcError: the engine, the form, the formats, the options or the split do not fit the model.
     """
     workload, tp = Workload(context, new_tokens, batch), parse_count(tp, "tp")
-    conventions = conventions or Conventions(formats=model_formats(model))
-    profile, options = find_engine(engine), options or EngineOptions()
-    check_options(profile, options)
-    conventions = replace(conventions, formats=profile.formats(model, conventions.formats))
-    check_form_known(model, conventions.form)
+    conventions = Conventions(formats=model_formats(model)) if conventions is None else conventions
+    profile, options = find_engine(engine), EngineOptions() if options is None else options
+    for name in options.given:
+        if name not in STEP_OPTIONS:
+            raise AttncalcError(option(name), "changes the bytes of a cache, and nothing that flops counts")
+    formats, form, mtp = conventions.formats, conventions.form, conventions.mtp
+    run(model, engine, Request(context, batch, formats, form, tp, mtp, options, new_tokens))
+    conventions = replace(conventions, formats=profile.formats(model, formats))
     groups = model.layer_groups(mtp=conventions.mtp)
     layers = tuple(layer_cost(model, profile, g, workload, conventions, tp, options) for g in groups)
     extra, extra_bytes = _extra(model, workload, conventions, tp)

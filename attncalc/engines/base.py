@@ -26,11 +26,20 @@ class Engine(Protocol):
     follows: str
     options: tuple[str, ...]
 
+    def check(self, model: Model, request: Request) -> None:
+        """Before anything is laid out.
+
+        Raises:
+            AttncalcError: the engine does not run this model or this split, or its rules in that version are not known.
+        """
+
     def allocate(self, model: Model, request: Request) -> Allocation:
         """What the GPU that holds most allocates; fast enough to be asked for every length of a search.
 
+        Precondition: `check` has passed.
+
         Raises:
-            AttncalcError: the engine does not run this model, this split or these formats.
+            AttncalcError: the engine does not lay out these layers, or not in these formats.
         """
 
     def formats(self, model: Model, formats: Formats) -> Formats:

@@ -23,6 +23,9 @@ class Layered:
     follows: str
     options: tuple[str, ...] = ()
 
+    def check(self, model: Model, request: Request) -> None:
+        """Every model runs."""
+
     def formats(self, model: Model, formats: Formats) -> Formats:  # noqa: ARG002
         """Every format is possible."""
         return formats

@@ -15,7 +15,7 @@ from attncalc.dtypes import Formats, whole_bytes
 from attncalc.engines.base import Execution
 from attncalc.engines.blocks import pad
 from attncalc.engines.logical import PROFILE as LOGICAL
-from attncalc.engines.options import EngineOptions
+from attncalc.engines.options import EngineOptions, check_since
 from attncalc.engines.serving import Ledger
 from attncalc.engines.stages import stage_layers, stage_sizes, within
 from attncalc.errors import AttncalcError, shown
@@ -28,8 +28,10 @@ CELLS = 256
 """Cells come in multiples of this."""
 UBATCH = 512
 """Tokens of a physical batch, where `--ubatch` does not say."""
-OLDEST, KEYS_ALONE, NEWEST = (2025, 12), (2026, 1), (2026, 12)
-"""Months whose rules are known, and the first in which MLA keeps no V of its own."""
+OLDEST, KEYS_ALONE, NEWEST = (2025, 12), (2026, 1), (2026, 11)
+"""Months whose rules are known (the newest was read), and the first in which MLA keeps no V of its own."""
+WELL_KNOWN = ("mha", "gqa", "mqa", "mla")
+"""Variants whose cells are known in all of these months; of states those of the newest were read."""
 
 FORMATS = ("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "q1_0")
 VARIANTS = ("mha", "gqa", "mqa", "mla", "kda", "gdn", "mamba", "mamba2", "rwkv7", "short-conv")
@@ -85,7 +87,7 @@ def read_month(text: str | None) -> tuple[int, int]:
         raise AttncalcError("--engine-version", "llamacpp takes a month such as 2026-01", got=shown(text))
     month = int(found[1]), int(found[2])
     if not OLDEST <= month <= NEWEST:
-        raise AttncalcError("--engine-version", "llamacpp is known from 2025-12 to 2026-12", got=shown(text))
+        raise AttncalcError("--engine-version", "llamacpp is known from 2025-12 to 2026-11", got=shown(text))
     return month
 
 
@@ -126,10 +128,20 @@ class LlamaCpp:
         """As the variant says."""
         return LOGICAL.stored(model, group, ops)
 
-    def allocate(self, model: Model, request: Request) -> Allocation:
-        """The layers one by one, of the largest part where they are divided."""
+    def check(self, model: Model, request: Request) -> None:
+        """Variants that it keeps, in a month whose rules are known, and no split of heads."""
         if request.tp > 1:
             raise AttncalcError("--tp", "llamacpp divides layers among GPUs, not heads", hint="Give --pp")
+        text = request.options.version
+        month = read_month(text)
+        for group in model.layer_groups(mtp=request.mtp):
+            if group.attention and group.variant not in VARIANTS:
+                raise AttncalcError("--engine", "it is not known how llamacpp keeps this attention", got=group.variant)
+            if group.attention and group.variant not in WELL_KNOWN:
+                check_since(self.name, group.variant, month, NEWEST, text, "-")
+
+    def allocate(self, model: Model, request: Request) -> Allocation:
+        """The layers one by one, of the largest part where they are divided."""
         here = replace(request, formats=self.formats(model, request.formats))
         context, month = divided(request), read_month(request.options.version)
         groups = model.layer_groups(mtp=request.mtp)
@@ -182,9 +194,6 @@ class _Layer:
         group, copied = self.group, None
         layout: tuple[CacheTensor, ...] = ()
         if group.attention:
-            if group.attention.variant not in VARIANTS:
-                variant = group.attention.variant
-                raise AttncalcError("--engine", "it is not known how llamacpp keeps this attention", got=variant)
             form = own_form(group, self.request.form)
             runs = PROFILE.execution(group.attention, self.request.workload, form, self.request.options)
             layout = group.attention.cache(group.reach, runs.cached)

@@ -94,6 +94,20 @@ def read_version(text: str | None, engine: str, oldest: tuple[int, ...], newest:
     return version
 
 
+def check_since(
+    engine: str, what: str, version: tuple[int, ...], first: tuple[int, ...], text: str | None, join: str = "."
+) -> None:
+    """Refuse a version older than the first one whose rules for `what` are known.
+
+    Raises:
+        AttncalcError: it is older.
+    """
+    if version < first:
+        since = join.join(f"{part:02d}" if join == "-" else str(part) for part in first)
+        rule = f"{engine}'s rules for {what} are known from {since}"
+        raise AttncalcError("--engine-version", rule, got=shown(text))
+
+
 def read_options(**text: Any) -> EngineOptions:
     """The options as typed: counts and ratios as text, None where not given."""
     values = {k: v for k, v in text.items() if v is not None and v is not False}

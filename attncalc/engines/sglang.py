@@ -138,6 +138,20 @@ class Sglang:
         """As the variant says."""
         return LOGICAL.stored(model, group, ops)
 
+    def check(self, model: Model, request: Request) -> None:
+        """Layers whose rules are known, in widths that it has."""
+        for group in model.layer_groups(mtp=request.mtp):
+            attention = group.attention
+            if attention is None:
+                if group.ffn and group.ffn.cache():
+                    rule = f"sglang does not run {model.id}"
+                    raise AttncalcError("--engine", rule, hint="A feed-forward keeps a state")
+                continue
+            if attention.variant not in VARIANTS or model.model_type in NOT_RUN:
+                rule = "it is not known how sglang keeps this attention"
+                raise AttncalcError("--engine", rule, got=attention.variant)
+            check_square(self.name, attention)
+
     def allocate(self, model: Model, request: Request) -> Allocation:
         """Pools for all sequences of one replica, of the stage that holds most."""
         plain = attention_replica(request)
@@ -202,12 +216,7 @@ class Sglang:
         """What a layer of the group keeps, by pool."""
         attention = group.attention
         if attention is None:
-            if group.ffn and group.ffn.cache():
-                raise AttncalcError("--engine", f"sglang does not run {model.id}", hint="A feed-forward keeps a state")
             return []
-        if attention.variant not in VARIANTS or model.model_type in NOT_RUN:
-            raise AttncalcError("--engine", "it is not known how sglang keeps this attention", got=attention.variant)
-        check_square(self.name, attention)
         cached = self.execution(attention, request.workload, own_form(group, request.form), request.options).cached
         layout = attention.shard(request.tp).cache(group.reach, cached)
         rows = tuple(t for t in layout if t.reach is not None)

@@ -77,14 +77,17 @@ class TensorRTLLM(Layered):
         """Why a group's cache differs from the logical one."""
         return f"a sequence takes whole blocks of {self.block} tokens"
 
-    def allocate(self, model: Model, request: Request) -> Allocation:
-        """Every layer in blocks, which a sequence takes in all layers at once."""
+    def check(self, model: Model, request: Request) -> None:
+        """Layers that keep the whole context."""
         for group in model.layer_groups(mtp=request.mtp):
             if group.attention and (group.attention.variant not in VARIANTS or group.reach.kind != "full"):
                 kind = f"{group.attention.variant} {group.reach.text}"
                 raise AttncalcError("--engine", "it is not known how tensorrt-llm keeps this attention", got=kind)
             if group.ffn and group.ffn.cache():
                 raise AttncalcError("--engine", f"tensorrt-llm does not run {model.id}")
+
+    def allocate(self, model: Model, request: Request) -> Allocation:
+        """Every layer in blocks, which a sequence takes in all layers at once."""
         sized = TensorRTLLM(request.options.block_size or BLOCK)
         made = Layered.allocate(sized, model, request)
         blocks = made.sequences * pad(request.context, sized.block) // sized.block

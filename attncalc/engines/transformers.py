@@ -15,7 +15,7 @@ from attncalc.dtypes import Formats
 from attncalc.engines import transformers_v4
 from attncalc.engines.base import Execution
 from attncalc.engines.layered import Layered
-from attncalc.engines.options import EngineOptions, read_version
+from attncalc.engines.options import EngineOptions, check_since, read_version
 from attncalc.errors import AttncalcError
 from attncalc.model import LayerGroup, Model
 from attncalc.ops import Contraction, Ops, Part, Term
@@ -50,6 +50,10 @@ def _moved(op: Contraction, rules: list[tuple[str, str, str]]) -> Contraction:
 
 OLDEST, LATENT, NEWEST = (5, 0), (5, 15), (5, 24)
 """The versions whose cache is known, and the first that keeps latents."""
+WELL_KNOWN = ("mha", "gqa", "mqa", "mla")
+"""Variants whose cache is known in all of these versions; of others that of the newest was read."""
+OWN_CACHE = ("falcon", "gpt_neo", "mimo_v2_flash")
+"""Architectures of such variants whose modules keep something else."""
 
 
 def _keeps_latents(options: EngineOptions) -> bool:
@@ -66,6 +70,15 @@ class Transformers(Layered):
     name = "transformers"
     follows = "transformers 5.24"
     options = ("version", "pp")
+
+    def check(self, model: Model, request: Request) -> None:
+        """A version whose rules for every layer are known."""
+        text = request.options.version
+        version = read_version(text, self.name, OLDEST, NEWEST)
+        for group in model.layer_groups(mtp=request.mtp):
+            if group.attention and (group.variant not in WELL_KNOWN or model.model_type in OWN_CACHE):
+                what = model.model_type if model.model_type in OWN_CACHE else group.variant
+                check_since(self.name, str(what), version, NEWEST, text)
 
     def formats(self, model: Model, formats: Formats) -> Formats:
         """A cache has the dtype of the computation, index keys too; what is convolved in fp32 is kept so.

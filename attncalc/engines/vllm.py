@@ -5,6 +5,7 @@ Sources: vLLM 0.33 `v1/kv_cache_interface.py` (pages), `v1/core/kv_cache_plannin
 (`attention.py`, `mla_attention.py`), `config/model.py` (heads of a GPU), `distributed/utils.py` (stages).
 """
 
+from collections import Counter
 from dataclasses import replace
 
 from attncalc.allocation import Allocation, Request, own_form
@@ -18,7 +19,7 @@ from attncalc.engines.base import Execution
 from attncalc.engines.blocks import Cache, Kind, Spec
 from attncalc.engines.layered import on_one_replica
 from attncalc.engines.logical import PROFILE as LOGICAL
-from attncalc.engines.options import EngineOptions, read_version
+from attncalc.engines.options import EngineOptions, check_since, read_version
 from attncalc.engines.paged import BATCHED_TOKENS, Kept, paged
 from attncalc.engines.serving import check_square, served
 from attncalc.engines.stages import stage_layers, stage_sizes
@@ -33,6 +34,16 @@ BLOCK, LATENT_HYBRID_BLOCK, INDEXED_BLOCK, V4_BLOCK = 16, 128, 64, 256
 """Tokens of a block: of most kernels; of MLA beside states, at least; of sparse MLA; of DeepSeek-V4."""
 
 V4 = frozenset(("csa", "hca", "tied-mqa"))
+READ = (0, 32)
+"""The first version whose files were read; older ones are known by what they printed: 0.11, 0.19 and 0.20."""
+FIRST = {
+    **dict.fromkeys(("mha", "gqa", "mqa"), OLDEST),
+    "gdn": (0, 19),
+    **dict.fromkeys(("mla", "dsa", "mamba", "mamba2"), READ),
+}
+"""The first version in which the rules for a variant are known; for others they are those of 0.33."""
+UNEVEN = (0, 20)
+"""The same for groups of layers that are not equally many."""
 KINDS: dict[str, Kind] = {"window": "sliding", "chunk": "chunk"}
 VARIANTS = (
     *("mha", "gqa", "mqa", "mfa", "gqa-concat", "gqa-index", "mla", "dsa", *sorted(V4)),
@@ -102,14 +113,28 @@ class Vllm:
         """As the variant says."""
         return LOGICAL.stored(model, group, ops)
 
+    def check(self, model: Model, request: Request) -> None:
+        """Layers whose rules are known, in this version, and a split that vLLM makes."""
+        text = request.options.version
+        version = read_version(text, self.name, OLDEST, NEWEST)
+        groups = model.layer_groups(mtp=request.mtp)
+        for group in groups:
+            check_runs(model, group, request)
+            if group.attention:
+                check_since(self.name, group.variant, version, FIRST.get(group.variant, NEWEST), text)
+        kinds = Counter(g.reach.kind for g in groups if g.attention for _ in g.indices)
+        if len(kinds) > 1 and "full" in kinds:
+            uneven = len(set(kinds.values())) > 1
+            what = f"{' and '.join(sorted(kinds))} layers side by side"
+            check_since(self.name, what, version, UNEVEN if uneven else FIRST["gqa"], text)
+        if "chunk" in kinds:
+            check_since(self.name, "chunked layers", version, NEWEST, text)
+
     def allocate(self, model: Model, request: Request) -> Allocation:
         """Blocks of all groups for every sequence, and the one that belongs to none."""
-        read_version(request.options.version, self.name, OLDEST, NEWEST)
         plain = on_one_replica(request)
         here = replace(plain, formats=self.formats(model, request.formats))
         options, groups = here.options, model.layer_groups(mtp=here.mtp)
-        for group in groups:
-            check_runs(model, group, here)
         kept = self._kept(groups, here)
         if not kept:
             raise AttncalcError("--engine", "vllm has no pool for it", got=f"{model.id}, which keeps nothing")
