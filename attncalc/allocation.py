@@ -128,7 +128,8 @@ class Pool(NamedTuple):
 class Allocation(NamedTuple):
     """What a model keeps for `batch` sequences of `context` tokens, on the GPU that holds most.
 
-    `batch` counts all sequences of the request, `sequences` those of this GPU (fewer, where replicas share them).
+    `batch` counts all sequences of the request, `sequences` those of this GPU: fewer, where replicas share them, and
+    more where slots share the context of one.
     `pools` are empty where an engine allocates tensors and no blocks. `settings` are the options with the engine's
     own defaults.
     """
@@ -147,7 +148,7 @@ class Allocation(NamedTuple):
     options: EngineOptions = EngineOptions()
     pools: tuple[Pool, ...] = ()
     state_page_bytes: int | None = None
-    settings: EngineOptions | None = None
+    settings: EngineOptions = EngineOptions()
     stages: tuple[Stage, ...] = ()
 
     @property
@@ -157,7 +158,7 @@ class Allocation(NamedTuple):
         if self.stages:
             largest = max(self.stages, key=lambda stage: stage.bytes_total)
             out.append(f"numbers are of the pipeline stage that holds most, {len(largest.layers)} layers")
-        if self.sequences != self.batch:
+        if self.sequences < self.batch:
             out.append(f"numbers are of the replica that holds most, {self.sequences} of {self.batch} sequences")
         return tuple(out)
 
@@ -172,9 +173,9 @@ class Allocation(NamedTuple):
         return lcm(*(layer.period for layer in self.layers))
 
     @property
-    def bytes_per_sequence(self) -> int:
-        """Without the overhead."""
-        return (self.bytes_total - self.bytes_overhead) // self.sequences
+    def bytes_per_sequence(self) -> "int | Fraction":
+        """Without the overhead; sequences that share a pool need not divide its bytes."""
+        return ratio(self.bytes_total - self.bytes_overhead, self.sequences)
 
     @property
     def bytes_fixed(self) -> int:

@@ -69,8 +69,8 @@ class Capacity(NamedTuple):
     """What a memory holds of one model under one engine.
 
     `rooms`: of every pipeline stage. `longest`: tokens of the longest single sequence, None where no length is too
-    long; it takes `bytes_used` of the room that is full, and one token more would take `bytes_next`. `formats`: those
-    that the engine keeps.
+    long; it takes `bytes_used` of the room that is full, and one token more would take `bytes_next`. `formats` and
+    `settings`: those that the engine keeps and has.
     """
 
     model: Model
@@ -86,6 +86,7 @@ class Capacity(NamedTuple):
     log: Logged | None
     replicated: tuple[str, ...]
     formats: Formats
+    settings: EngineOptions
 
     @property
     def tokens(self) -> int | None:
@@ -218,6 +219,7 @@ def fit(
         log,
         asked.replicated,
         asked.formats,
+        asked.settings,
     )
 
 

@@ -122,16 +122,18 @@ def under_engines(
         pairs = [(n.model, r) for n, r in zip(named, resolved, strict=True)]
         return [compute(m, r, engine, settings) for m, r in pairs for engine in engines], [], engines
     profiles = [engine(name) for name in ENGINES]
-    notes = [
-        f"{option(name)} changes nothing in {', '.join(without)}: no such option"
-        for name in settings.given
-        if (without := [p.name for p in profiles if name not in p.options])
-    ]
+    left = {p.name: settings.limited(p.options) for p in profiles}
+    notes = []
+    for name in settings.given:
+        without = [p for p in left if name not in left[p].given]
+        within = " within --tp" if name == "dp" and settings.dp_attention else ""
+        if without:
+            notes.append(f"{option(name)}{within} changes nothing in {', '.join(without)}: no such option")
     made = []
     for n, r in zip(named, resolved, strict=True):
         for profile in profiles:
             try:
-                made.append(compute(n.model, r, profile.name, settings.limited(profile.options)))
+                made.append(compute(n.model, r, profile.name, left[profile.name]))
             except AttncalcError as error:
                 if profile.name == "logical":
                     raise

@@ -29,6 +29,20 @@ TYPED = {
 }
 
 
+VLLM = {
+    "version": "0.33",
+    "block_size": 16,
+    "max_batched_tokens": 2048,
+    "prefix_caching": False,
+    "no_hybrid_manager": False,
+    "draft_tokens": None,
+    "pp": [1],
+    "dcp": 1,
+    "dp": 1,
+}
+SGLANG = {"block_size": 1, "draft_tokens": None, "swa_ratio": "4/5", "pp": [1], "dp": 1, "dp_attention": False}
+
+
 def test_options_are_read_as_typed() -> None:
     made = read_options(**TYPED)
     assert made.given == tuple(TYPED)
@@ -170,6 +184,38 @@ def test_replicas_share_the_sequences(attncalc: Command) -> None:
     assert any("3 of 5 sequences" in note for note in record["notes"])
 
 
+def test_replicas_within_tp_are_none_on_gpus_of_their_own(attncalc: Command) -> None:
+    """An engine without them shares the heads of all sequences: not half the sequences, as replicas would."""
+    words = ("cache", "llama-3.1-8b", "-c", "1000", "-b", "4", "--tp", "4", "--engine", "all", "--json")
+    record = attncalc(*words, "--dp", "2", "--dp-attention").record
+    plain = attncalc(*words).record["results"]
+    assert len(plain) == 5  # llamacpp splits no heads
+    for row, without in zip(record["results"], plain, strict=True):
+        if row["engine"] == "sglang":
+            # 2 sequences with 8 / 2 heads, and a spare token
+            assert row["bytes_total"] == 32 * 2 * 4 * 128 * 2 * (2 * 1000 + 1)
+        else:
+            assert row["bytes_total"] == without["bytes_total"]
+    others = "logical, transformers, vllm, tensorrt-llm, llamacpp: no such option"
+    assert f"--dp within --tp changes nothing in {others}" in record["notes"]
+    assert f"--dp-attention changes nothing in {others}" in record["notes"]
+
+
+def test_bytes_of_a_sequence_are_exact(attncalc: Command) -> None:
+    """Three slots of 512 cells (1,000 in three, padded to 256); a sliding pool of four fifths of 7 * 1,001 tokens."""
+    words = ("cache", "llama-3.1-8b", "--engine", "llamacpp", "-c", "1000", "--slots", "3", "--json")
+    (row,) = attncalc(*words).record["results"]
+    assert row["bytes_total"] == 3 * row["bytes_per_sequence"] == 3 * 512 * 131_072
+    assert not any("replica" in note for note in attncalc(*words).record["notes"])
+    shared = ("cache", "gpt-oss-20b", "--engine", "sglang", "-c", "1001", "-b", "7", "--json")
+    (row,) = attncalc(*shared).record["results"]
+    # 12 full layers of 7,007 tokens, 12 sliding ones of floor(5,605.6), K and V of 8 heads of 64
+    held = 12 * (7007 + 5605) * 2048
+    assert row["bytes_total"] - row["bytes_overhead"] == held
+    assert held % 7
+    assert row["bytes_per_sequence"] == f"{held}/7"
+
+
 def test_all_puts_every_engine_side_by_side(attncalc: Command) -> None:
     record = attncalc("cache", "gpt-oss-20b", "-c", "8192", "--engine", "all", "--pp", "12,12", "--json").record
     assert [r["engine"] for r in record["results"]][:2] == ["logical", "transformers"]
@@ -192,22 +238,35 @@ def test_all_says_which_engines_lack_an_option(attncalc: Command) -> None:
 @pytest.mark.parametrize(
     ("words", "follows", "settings"),
     [
-        (("gpt-oss-20b", "vllm"), "vllm 0.33", {"version": "0.33", "block_size": 16, "max_batched_tokens": 2048}),
-        (("kimi-k3", "vllm"), "vllm 0.33", {"version": "0.33", "block_size": 5760, "max_batched_tokens": 2048}),
+        (("llama-3.1-8b", "logical"), "the definitions", {"pp": [1], "dp": 1}),
+        (("llama-3.1-8b", "logical", "--pp", "16,16"), "the definitions", {"pp": [16, 16], "dp": 1}),
+        (("llama-3.1-8b", "transformers"), "transformers 5.24", {"version": "5.24", "pp": [1]}),
+        (
+            ("llama-3.1-8b", "tensorrt-llm"),
+            "tensorrt-llm 1.0",
+            {"block_size": 32, "draft_tokens": None, "pp": [1], "dp": 1},
+        ),
+        (
+            ("llama-3.1-8b", "llamacpp"),
+            "llama.cpp of 2026",
+            {"version": "2026-11", "slots": None, "ubatch": 512, "kv_unified": False, "pp": [1]},
+        ),
+        (("gpt-oss-20b", "vllm"), "vllm 0.33", VLLM),
+        (("kimi-k3", "vllm"), "vllm 0.33", VLLM | {"block_size": 5760}),
         (
             ("gpt-oss-20b", "vllm", "--engine-version", "0.20", "--draft-tokens", "0", "--no-hybrid-manager"),
             "vllm 0.33",
-            {"version": "0.20", "block_size": 16, "max_batched_tokens": 2048}
-            | {"no_hybrid_manager": True, "draft_tokens": 0},
+            VLLM | {"version": "0.20", "no_hybrid_manager": True, "draft_tokens": 0},
         ),
-        (("gpt-oss-20b", "sglang"), "sglang 0.5.23", {"block_size": 1, "swa_ratio": "4/5"}),
-        (("deepseek-v3.2", "sglang"), "sglang 0.5.23", {"block_size": 64}),
+        (("gpt-oss-20b", "sglang"), "sglang 0.5.23", SGLANG),
+        (("deepseek-v3.2", "sglang"), "sglang 0.5.23", SGLANG | {"block_size": 64, "swa_ratio": None}),
     ],
 )
 def test_json_spells_every_default_out(
     attncalc: Command, words: tuple[str, ...], follows: str, settings: dict[str, object]
 ) -> None:
     model, name, *rest = words
-    (row,) = attncalc("cache", model, "--engine", name, *rest, "-c", "1000", "--json").record["results"]
-    assert row["follows"] == follows
-    assert row["engine_options"] == settings
+    for command in (("cache",), ("fit", "--memory", "40GB")):
+        (row,) = attncalc(*command, model, "--engine", name, *rest, "-c", "1000", "--json").record["results"]
+        assert row["follows"] == follows
+        assert row["engine_options"] == settings

@@ -65,11 +65,28 @@ def test_windows_and_states_are_refused(preset: str) -> None:
         for g in model.groups
     )
     if plain:
-        logical = model.cache(4096, formats=Formats())
-        assert model.cache(4096, engine="tensorrt-llm", formats=Formats()).bytes_total == logical.bytes_total
+        # 4,097 tokens take 129 blocks of 32 in every layer: what 4,128 take by definition.
+        made, logical = (
+            model.cache(4097, engine="tensorrt-llm", formats=Formats()),
+            model.cache(4128, formats=Formats()),
+        )
+        assert made.bytes_total == logical.bytes_total
+        assert sum(r.bytes for r in made.reasons) * 4128 == logical.bytes_total * 31
     else:
         with pytest.raises(AttncalcError, match="tensorrt-llm"):
             model.cache(4096, engine="tensorrt-llm", formats=Formats())
+
+
+@pytest.mark.parametrize(("kv", "row"), [("fp16", 1152), ("fp8", 576)])
+def test_formats_of_latents(kv: str, row: int) -> None:
+    made = package.load("deepseek-v3").cache(100, engine="tensorrt-llm", formats=Formats(kv=kv))
+    assert made.bytes_total == 61 * row * 128
+
+
+@pytest.mark.parametrize("kv", ["int8", "nvfp4", "fp8_ds_mla"])
+def test_formats_of_heads_are_none_of_latents(kv: str) -> None:
+    with pytest.raises(AttncalcError, match="tensorrt-llm keeps latents in bf16, fp16, fp8"):
+        package.load("deepseek-v3").cache(100, engine="tensorrt-llm", formats=Formats(kv=kv))
 
 
 @pytest.mark.parametrize("kv", ["fp32", "q8_0", "mxfp8", "bf16/fp8"])

@@ -1,6 +1,8 @@
 """vLLM: pages, groups and states, against values that were counted by hand, logged, or published."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -294,6 +296,39 @@ def test_a_format_that_vllm_lacks_is_refused(model: str, formats: dict[str, str]
 
 
 @pytest.mark.parametrize(
+    ("model", "kv"),
+    [
+        *((m, kv) for m in ("deepseek-v3", "kimi-k3") for kv in ("fp8_ds_mla", "nvfp4_ds_mla", "nvfp4", "int8")),
+        *(("deepseek-v3.2", kv) for kv in ("fp8_e5m2", "nvfp4")),
+        *(("deepseek-v4-flash", kv) for kv in ("nvfp4_ds_mla", "fp16")),
+    ],
+)
+def test_records_are_those_of_kernels_that_select(model: str, kv: str) -> None:
+    with pytest.raises(AttncalcError, match="--kv-dtype: vllm keeps"):
+        kept(model, 100, formats=Formats(kv=kv))
+
+
+@pytest.mark.parametrize(("kv", "record"), [("fp8_ds_mla", 656), ("nvfp4_ds_mla", 352)])
+def test_records_of_selected_rows(kv: str, record: int) -> None:
+    """61 layers of 2 blocks of 64 tokens, each with an index key of 132 B."""
+    assert kept("deepseek-v3.2", 100, formats=Formats(kv=kv)).bytes_per_sequence == 61 * 128 * (record + 132)
+
+
+def test_states_have_the_format_that_a_configuration_names() -> None:
+    """fp32 in Nemotron-H, named or not; in Qwen3.5 where it is named, else the model's."""
+    for preset in ("nemotron-h-8b", "nemotron-h-56b", "qwen3.5-27b"):
+        assert "fp32" in {t.dtype for layer in kept(preset, 100).layers for t in layer.tensors}
+    file = Path(__file__).parent / "data" / "configs" / "qwen3.5-27b.json"
+    config = json.loads(file.read_text())
+    text = config.get("text_config", config)
+    assert text.pop("mamba_ssm_dtype") == "float32"
+    formats = {"fp32": attncalc.load(file), "bf16": attncalc.load(config)}
+    for name, model in formats.items():
+        layers = model.cache(100, engine="vllm").layers
+        assert {t.dtype for layer in layers for t in layer.tensors if t.name == "recurrent_state"} == {name}
+
+
+@pytest.mark.parametrize(
     ("kv", "row"), [("fp8", 256), ("nvfp4", 144), ("int8_per_token_head", 264), ("fp8_per_token_head", 264)]
 )
 def test_head_formats(kv: str, row: int) -> None:
@@ -311,7 +346,8 @@ def test_blocks_are_whole_kernel_blocks() -> None:
 @pytest.mark.parametrize(("version", "known"), [("0.11", True), ("0.20.1", True), ("0.34", False), ("0.9", False)])
 def test_versions(version: str, known: bool) -> None:
     if known:
-        assert kept("llama-3.1-8b", 100, version=version).bytes_total
+        # 7 blocks of 16 tokens, and the null block: 32 layers, K and V of 8 heads of 128 in bf16
+        assert kept("llama-3.1-8b", 100, version=version).bytes_total == 8 * 16 * 32 * 2 * 8 * 128 * 2
     else:
         with pytest.raises(AttncalcError, match="--engine-version"):
             kept("llama-3.1-8b", 100, version=version)

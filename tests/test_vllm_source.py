@@ -31,7 +31,7 @@ MODELS = (
     *("kimi-linear-48b-a3b", "kimi-k3", "qwen3-next-80b-a3b", "qwen3.5-27b", "qwen3.5-35b-a3b", "nemotron-h-8b"),
     *("nemotron-3-nano-30b-a3b", "falcon-h1-7b", "deepseek-v4-pro", "deepseek-v4-flash"),
 )
-RECORDS = ("deepseek-v4-pro", "glm-5.2", "kimi-k3")
+RECORDS = ("deepseek-v4-pro", "glm-5.2")
 """Of these, records with scales."""
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},

@@ -48,6 +48,10 @@ class Layered:
         """As the variant says."""
         return ops
 
+    def settings(self, options: EngineOptions) -> EngineOptions:
+        """The options with the engine's own defaults."""
+        return options
+
     def rule(self, model: Model, group: LayerGroup, request: Request) -> str:  # noqa: ARG002
         """Why this group's cache differs from the logical one; empty if it does not."""
         return ""
@@ -101,6 +105,7 @@ class Layered:
             reasons=tuple(Reason(rule, difference) for rule, difference in reasons.items() if difference),
             replicated=self.copies(model, layers, here),
             options=request.options,
+            settings=self.settings(request.options),
             stages=tuple(Stage(tuple(sorted(s)), n) for s, n in zip(stages, held, strict=True) if s is not None),
         )
 

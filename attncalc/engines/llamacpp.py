@@ -163,10 +163,15 @@ class LlamaCpp:
             request.batch,
             request.tp,
             here.formats,
-            request.batch,
+            context.slots,
             tuple(layer.cache for layer in largest),
             reasons=ledger.reasons,
             options=request.options,
+            settings=replace(
+                request.options,
+                version=request.options.version or "-".join(f"{part:02d}" for part in month),
+                ubatch=context.ubatch,
+            ),
             stages=tuple(Stage(tuple(sorted(s)), n) for s, n in zip(stages, held, strict=True) if s is not None),
         )
 

@@ -63,8 +63,17 @@ class EngineOptions:
         plain = {"pp": list, "swa_ratio": str}
         return {name: plain.get(name, lambda v: v)(getattr(self, name)) for name in self.given}
 
+    def every(self, known: Iterable[str]) -> dict[str, Any]:
+        """All that an engine has, as it stands in JSON; null where a thing is not there."""
+        found = self.record()
+        unset = {"pp": [1], "dcp": 1, "dp": 1}
+        return {name: found.get(name, unset.get(name, getattr(self, name))) for name in known}
+
     def limited(self, known: Iterable[str]) -> "EngineOptions":
-        """Those that an engine has."""
+        """Those that an engine has; replicas within tp are not replicas on GPUs of their own."""
+        known = set(known)
+        if self.dp_attention and "dp_attention" not in known:
+            known.discard("dp")
         return EngineOptions(**{name: getattr(self, name) for name in self.given if name in known})
 
 

@@ -1,9 +1,11 @@
 """TensorRT-LLM 1.0: one pool of blocks of all layers, for models whose layers all keep the whole context.
 
 Sources: NVIDIA/TensorRT-LLM `tensorrt_llm/llmapi/llm_args.py` (KvCacheConfig: 32 tokens per block, a fraction of the
-free memory), `cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp` (blocks of the memory, rounded up).
+free memory), `tensorrt_llm/models/modeling_utils.py` (QuantConfig: formats of K and V),
+`cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp` (blocks of the memory, rounded up).
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from attncalc.allocation import Allocation, Pool, PoolGroup, Request
@@ -23,7 +25,9 @@ BLOCK = 32
 """Tokens of a block, where `--block-size` does not say."""
 
 VARIANTS = ("mha", "gqa", "mqa", "mla")
-FORMATS = ("bf16", "fp16", "fp8", "int8", "nvfp4")
+HEAD_FORMATS = ("bf16", "fp16", "fp8", "int8", "nvfp4")
+LATENT_FORMATS = ("bf16", "fp16", "fp8")
+"""MLA's kernels take a latent in the model's format or in fp8; of other formats no latent is known."""
 
 
 class Blocks(NamedTuple):
@@ -54,10 +58,12 @@ class TensorRTLLM(Layered):
     follows = "tensorrt-llm 1.0"
     options = ("block_size", "draft_tokens", "pp", "dp")
 
-    def formats(self, model: Model, formats: Formats) -> Formats:  # noqa: ARG002
+    def formats(self, model: Model, formats: Formats) -> Formats:
         """Those of its kernels."""
-        if formats.kv not in FORMATS:
-            raise AttncalcError("--kv-dtype", f"tensorrt-llm keeps K and V in {', '.join(FORMATS)}", got=formats.kv)
+        latent = any(g.variant == "mla" for g in model.groups)
+        known, what = (LATENT_FORMATS, "latents") if latent else (HEAD_FORMATS, "K and V")
+        if formats.kv not in known:
+            raise AttncalcError("--kv-dtype", f"tensorrt-llm keeps {what} in {', '.join(known)}", got=formats.kv)
         return formats
 
     def execution(
@@ -72,6 +78,10 @@ class TensorRTLLM(Layered):
     def cache(self, model: Model, group: LayerGroup, form: str, tp: int) -> tuple[CacheTensor, ...]:
         """The variant's tensors in whole blocks."""
         return tuple(t._replace(reach=Blocks(self.block)) for t in super().cache(model, group, form, tp))
+
+    def settings(self, options: EngineOptions) -> EngineOptions:
+        """Its own blocks, where none are named."""
+        return replace(options, block_size=self.block)
 
     def rule(self, model: Model, group: LayerGroup, request: Request) -> str:  # noqa: ARG002
         """Why a group's cache differs from the logical one."""

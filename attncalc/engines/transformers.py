@@ -97,6 +97,10 @@ class Transformers(Layered):
             formats = replace(formats, state=formats.kv)
         return formats
 
+    def settings(self, options: EngineOptions) -> EngineOptions:
+        """The newest version, where none is named."""
+        return replace(options, version=options.version or ".".join(map(str, NEWEST)))
+
     def execution(
         self, attention: Attention, workload: Workload, form: str | None, options: EngineOptions
     ) -> Execution:

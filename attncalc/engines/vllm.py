@@ -2,7 +2,8 @@
 
 Sources: vLLM 0.33 `v1/kv_cache_interface.py` (pages), `v1/core/kv_cache_planning.py` (groups), `platforms/interface.py`
 (`_align_hybrid_block_size`), `model_executor/layers/mamba/mamba_utils.py` (states), `model_executor/layers/attention`
-(`attention.py`, `mla_attention.py`), `config/model.py` (heads of a GPU), `distributed/utils.py` (stages).
+(`attention.py`, `mla_attention.py`), `model_executor/models/config.py` (formats of states),
+`v1/attention/backends/mla` (formats of latents), `config/model.py` (heads of a GPU), `distributed/utils.py` (stages).
 """
 
 from collections import Counter
@@ -50,11 +51,16 @@ VARIANTS = (
     *("kda", "gdn", "mamba", "mamba2", "lightning", "short-conv"),
 )
 HEAD_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2", "nvfp4", *(f"{x}_per_token_head" for x in ("int8", "int4", "fp8")))
-LATENT_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2", "fp8_ds_mla", "nvfp4_ds_mla")
+LATENT_FORMATS = ("bf16", "fp16", "fp8", "fp8_e5m2")
+SPARSE_FORMATS = ("bf16", "fp16", "fp8", "fp8_ds_mla", "nvfp4_ds_mla")
+V4_FORMATS = ("bf16", "fp8", "fp8_ds_mla")
+"""Records with scales are those of kernels that select rows."""
 INDEX_FORMATS = ("fp8", "fp4")
 
-# Whose configurations name the format of the recurrent state (`mamba_ssm_dtype`, `mamba_ssm_cache_dtype`).
-NAMED_STATE = {"qwen3_5_text": "fp32", "qwen3_5_moe_text": "fp32", "nemotron_h": "fp32"}
+NEMOTRON = "nemotron_h"
+"""Its states are in fp32, whether a configuration names the format (`mamba_ssm_cache_dtype`) or not."""
+NAMES_STATE = ("qwen3_5_text", "qwen3_5_moe_text")
+"""Their states have the format that the configuration names (`mamba_ssm_dtype`), fp32 in all published ones."""
 
 
 class Vllm:
@@ -71,12 +77,16 @@ class Vllm:
         """Its own formats of states (the model's; fp32 for KDA, or where its configuration says so) and index keys."""
         attentions = [g.attention for g in model.groups if g.attention]
         variants = {a.variant for a in attentions}
-        latent = variants & {"mla", "dsa", *V4}
         heads = variants & {"mha", "gqa", "mqa", "mfa", "gqa-concat", "gqa-index"}
         kv, index = formats.kv, formats.index
         if kv == "fp8" and variants & {"dsa", *V4}:
             kv = "fp8_ds_mla"  # FlashMLA has no other fp8 for selected rows
-        for found, known in ((latent, LATENT_FORMATS), (heads, HEAD_FORMATS)):
+        for found, known in (
+            (variants & {"mla"}, LATENT_FORMATS),
+            (variants & {"dsa"}, SPARSE_FORMATS),
+            (variants & V4, V4_FORMATS),
+            (heads, HEAD_FORMATS),
+        ):
             if found and kv not in known:
                 rule = f"vllm keeps {' and '.join(sorted(found))} in {', '.join(known)}"
                 raise AttncalcError("--kv-dtype", rule, got=kv)
@@ -94,7 +104,7 @@ class Vllm:
                 raise AttncalcError("--index-dtype", "vllm keeps these index keys in the model's format", got=index)
         state = formats.state
         if state is None and variants & {"gdn", "mamba", "mamba2", "lightning"}:
-            state = NAMED_STATE.get(model.model_type or "", "bf16")
+            state = "fp32" if model.model_type == NEMOTRON or _names_state(model) else "bf16"
         if "kda" in variants and state not in (None, "fp32", "bf16"):
             raise AttncalcError("--state-dtype", "vllm keeps the state of KDA in fp32 or bf16", got=state)
         return replace(formats, kv=kv, index=index, state=state)
@@ -183,6 +193,14 @@ class Vllm:
                 spec = Spec(kind, tokens, content, content, 0 if kind == "full" else size, latent=latent, role=role)
                 out.append(Kept(place, spec, part, part))
         return out
+
+
+def _names_state(model: Model) -> bool:
+    """Whether the configuration names fp32 for the state; one that was read and does not leaves the model's format."""
+    if model.model_type not in NAMES_STATE:
+        return False
+    log = model.reading.log if model.reading else ()
+    return not any(access.field.endswith("mamba_ssm_dtype") and access.how == "defaulted" for access in log)
 
 
 def check_runs(model: Model, group: LayerGroup, request: Request) -> None:

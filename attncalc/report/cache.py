@@ -6,6 +6,7 @@ from typing import Any
 from attncalc.allocation import Allocation, Baseline, LayerCache, Page
 from attncalc.cache import Tensor
 from attncalc.engines import engine
+from attncalc.engines.options import EngineOptions
 from attncalc.model import Model
 from attncalc.report import (
     Column,
@@ -34,7 +35,7 @@ def cache_result(made: "Allocation", compared: "Sequence[Baseline]") -> Row:
         "tp": made.tp,
         "bytes_total": made.bytes_total,
         "bytes_overhead": made.bytes_overhead,
-        "bytes_per_sequence": made.bytes_per_sequence,
+        "bytes_per_sequence": exact(made.bytes_per_sequence),
         "bytes_fixed": made.bytes_fixed,
         "bytes_per_token": exact(made.bytes_per_token),
         "elements_per_token": exact(made.elements_per_token),
@@ -43,14 +44,18 @@ def cache_result(made: "Allocation", compared: "Sequence[Baseline]") -> Row:
         "baselines": {b.name: _baseline_row(b, made) for b in compared},
         "reasons": [{"rule": r.rule, "bytes": r.bytes} for r in made.reasons],
     }
-    settings = made.settings or made.options
-    if settings.given:
-        row["engine_options"] = settings.record()
+    row |= followed(made.engine, made.settings)
     if made.stages:
         row["stages"] = [stage._asdict() | {"layers": list(stage.layers)} for stage in made.stages]
     if made.pools:
-        row |= {"follows": engine(made.engine).follows} | _pool_row(made)
+        row |= _pool_row(made)
     return row
+
+
+def followed(name: str, settings: EngineOptions) -> Row:
+    """The engine's version, and every option that it has with its value."""
+    profile = engine(name)
+    return {"follows": profile.follows, "engine_options": settings.every(profile.options)}
 
 
 def _pool_row(made: "Allocation") -> Row:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from attncalc.capacity import Capacity
 from attncalc.report import Column, Report, Row, Table, count_text, settings_of
+from attncalc.report.cache import followed
 from attncalc.units import decimal_bytes
 
 
@@ -31,6 +32,7 @@ def fit_result(made: Capacity) -> Row:
         "bytes_one_token_more": made.bytes_next,
         "blocks": made.log.blocks if made.log else None,
         "log_lines": list(made.log.lines) if made.log else [],
+        **followed(made.engine, made.settings),
         "stages": [room._asdict() | {"layers": list(room.layers)} for room in made.rooms],
     }
 
