@@ -97,7 +97,7 @@ def load(model: str | Path | Mapping[str, Any]) -> "Model":
     path = model if isinstance(model, Path) else find_model(model)[0]
     where = _name(path)
     if path.suffix.lower() != ".gguf":
-        return build(_with_quantization(read_document(path), path), where, _own_name(path))
+        return build(read_document(path), where, _own_name(path), _beside(path))
     from attncalc.document import read_model
     from attncalc.hf_config.gguf import read_gguf
 
@@ -107,22 +107,19 @@ def load(model: str | Path | Mapping[str, Any]) -> "Model":
     return replace(read_model(reading.document, where), reading=reading)
 
 
-def _with_quantization(data: object, path: Path) -> object:
-    """A configuration with what ModelOpt writes beside it, hf_quant_config.json, where it says nothing of its own."""
+def _beside(path: Path) -> tuple[object, str] | None:
+    """What ModelOpt writes beside a config.json, and where it stands."""
     file = path / "config.json" if path.is_dir() else path
     beside = file.with_name("hf_quant_config.json")
-    if file.name != "config.json" or not isinstance(data, dict) or "quantization_config" in data:
-        return data
-    if not beside.is_file() or {"layers", "id"} & set(data):
-        return data
-    stated = read_document(beside)
-    if not isinstance(stated, dict) or not isinstance(stated.get("quantization"), dict):
-        raise AttncalcError(f"{beside}: quantization", "must be a mapping")
-    return data | {"quantization_config": stated["quantization"]}
+    if file.name != "config.json" or not _exists(str(beside)):
+        return None
+    return read_document(beside), str(beside)
 
 
-def build(data: object, where: str, name: str) -> "Model":
+def build(data: object, where: str, name: str, beside: tuple[object, str] | None = None) -> "Model":
     """The model that a preset document describes, or a configuration, which has no id and takes `name`.
+
+    `beside`: the content and the place of an `hf_quant_config.json` that belongs to the configuration.
 
     Raises:
         AttncalcError: a field is missing, unknown, of the wrong type, or contradicts another.
@@ -134,7 +131,7 @@ def build(data: object, where: str, name: str) -> "Model":
         return read_model(data, where)
     from attncalc.hf_config import read_config
 
-    reading = read_config(data, where, name)
+    reading = read_config(data, where, name, beside)
     return replace(read_model(reading.document, where), reading=reading)
 
 
@@ -154,7 +151,7 @@ def configuration(name: str) -> tuple[dict[str, Any], str, Path]:
         repository = _hf_id(path, as_written=True)
         if not hub.is_id(repository):
             raise AttncalcError(f"--model {name}", "is a preset of no repository", hint="Name its config.json")
-        file = hub.fetch(repository)
+        file = hub.fetch(repository, quantization=False)  # the preset says what is kept
     data = None if file.suffix.lower() == ".gguf" else read_document(file)
     if not isinstance(data, dict) or {"layers", "id"} & set(data):
         raise AttncalcError(_name(file), "is no config.json, which transformers needs")

@@ -27,7 +27,7 @@ LLAMA = {
 
 
 class Hub(BaseHTTPRequestHandler):
-    """What the client asks of a hub for one file: a HEAD and a GET of /org/name/resolve/main/config.json."""
+    """What the client asks of a hub for a file: a HEAD and a GET of /org/name/resolve/REVISION/FILE."""
 
     asked: ClassVar[list[tuple[str, str, str]]] = []
     slow: ClassVar[threading.Event] = threading.Event()
@@ -37,7 +37,16 @@ class Hub(BaseHTTPRequestHandler):
         repository = self.path.strip("/").partition("/resolve/")[0]
         headers: dict[str, str] = {"X-Repo-Commit": COMMIT}
         status, content = 200, json.dumps(LLAMA).encode()
-        if repository == "acme/gated":
+        if self.path.endswith("hf_quant_config.json"):
+            if repository == "acme/modelopt":
+                content = json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}).encode()
+            elif repository == "acme/half":
+                status = 500
+            elif repository == "acme/mirror":
+                status = 404
+            else:
+                status, headers["X-Error-Code"] = 404, "EntryNotFound"
+        elif repository == "acme/gated":
             status, headers["X-Error-Code"] = 403, "GatedRepo"
         elif repository == "acme/private" and self.headers.get("Authorization") != "Bearer hf_secret":
             status, headers["X-Error-Code"] = 401, "RepoNotFound"
@@ -51,11 +60,12 @@ class Hub(BaseHTTPRequestHandler):
             headers["Content-Length"] = str(17 * 2**20)
         elif repository == "acme/page":
             content = b"<html>log in</html>"
-        elif repository not in ("acme/tiny", "acme/private"):
+        elif repository not in ("acme/tiny", "acme/private", "acme/modelopt", "acme/half", "acme/mirror"):
             status, headers["X-Error-Code"] = 404, "RepoNotFound"
         self.send_response(status)
         if status == 200:
-            headers = {"ETag": f'"{repository.replace("/", "-")}"', "Content-Length": str(len(content))} | headers
+            etag = self.path.strip("/").replace("/", "-")
+            headers = {"ETag": f'"{etag}"', "Content-Length": str(len(content))} | headers
         else:
             content = b""
         for name, value in headers.items():
@@ -98,7 +108,7 @@ def cache(endpoint: str, home: Path, name: str, **settings: str) -> subprocess.C
     return run(endpoint, home, "cache", "--model", name, "--context", "100", "--json", **settings)
 
 
-def test_one_file_is_fetched_once_and_its_commit_reported(endpoint: str, tmp_path: Path) -> None:
+def test_a_configuration_is_fetched_once_and_its_commit_reported(endpoint: str, tmp_path: Path) -> None:
     made = cache(endpoint, tmp_path, "acme/tiny")
     assert (made.returncode, made.stderr) == (0, "")
     record = json.loads(made.stdout)
@@ -113,13 +123,40 @@ def test_one_file_is_fetched_once_and_its_commit_reported(endpoint: str, tmp_pat
             "read_by": "attncalc.hf_config.llama",
         }
     ]
-    assert {path for _, path, _ in Hub.asked} == {"/acme/tiny/resolve/main/config.json"}
+    assert {path for _, path, _ in Hub.asked} == {
+        "/acme/tiny/resolve/main/config.json",
+        f"/acme/tiny/resolve/{COMMIT}/hf_quant_config.json",
+    }
     asked = len(Hub.asked)
     again = cache(endpoint, tmp_path, "acme/tiny")
     assert again.stdout == made.stdout
     assert len(Hub.asked) == asked  # the local cache alone
     offline = cache(endpoint, tmp_path, "acme/tiny", HF_HUB_OFFLINE="1")
     assert offline.stdout == made.stdout
+
+
+def test_what_stands_beside_the_configuration_is_fetched_too(endpoint: str, tmp_path: Path) -> None:
+    """ModelOpt's file declares an FP8 cache: 1 byte where acme/tiny, without it, has 2."""
+    for settings in ({}, {"HF_HUB_OFFLINE": "1"}):
+        made = cache(endpoint, tmp_path, "acme/modelopt", **settings)
+        assert (made.returncode, made.stderr) == (0, "")
+        assert json.loads(made.stdout)["results"][0]["bytes_total"] == 3 * 2 * 2 * 16 * 100
+    (folder,) = tmp_path.glob("hub/models--acme--modelopt/snapshots/*")
+    assert cache(endpoint, tmp_path, str(folder)).stdout.count('"bytes_total": 19200') >= 1
+    assert cache(endpoint, tmp_path, "acme/mirror").returncode == 0  # a 404 of a server that does not say why
+
+
+def test_a_cached_configuration_alone_is_not_enough(endpoint: str, tmp_path: Path) -> None:
+    """Whether the file beside it exists is not known then, and nothing is assumed."""
+    made = cache(endpoint, tmp_path, "acme/half")
+    assert (made.returncode, len(made.stderr.splitlines())) == (2, 1)
+    assert "refuses its hf_quant_config.json, got status 500" in made.stderr
+    offline = cache(endpoint, tmp_path, "acme/half", HF_HUB_OFFLINE="1")
+    assert (offline.returncode, len(offline.stderr.splitlines())) == (2, 1)
+    assert "does not say whether it has an hf_quant_config.json" in offline.stderr
+    (folder,) = tmp_path.glob("hub/models--acme--half/snapshots/*")
+    assert str(folder) in offline.stderr
+    assert cache(endpoint, tmp_path, str(folder), HF_HUB_OFFLINE="1").returncode == 0
 
 
 @pytest.mark.parametrize("command", ["flops", "models", "explain", "compare", "measure"])

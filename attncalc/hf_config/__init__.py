@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from attncalc.hf_config.config import Access, Config, as_json
+from attncalc.hf_config.quantization import agreed, declared_beside
 from attncalc.hf_config.registry import READERS, facts, model_type, read_as
 
 __all__ = ["READERS", "Access", "Reading", "facts", "read_config"]
@@ -32,15 +33,21 @@ class Reading(NamedTuple):
         return [f"{a.field} = {a.value}" for a in sizes]
 
 
-def read_config(data: object, where: str, name: str) -> Reading:
+def read_config(data: object, where: str, name: str, beside: tuple[object, str] | None = None) -> Reading:
     """The preset document of a configuration; `name` becomes its id.
 
+    `beside`: the content and the place of an `hf_quant_config.json` in the same folder.
+
     Raises:
-        AttncalcError: the architecture, a field or a value is not understood.
+        AttncalcError: the architecture, a field or a value is not understood, or the two files contradict each other.
     """
     log: list[Access] = []
     kind = _reference(data) or model_type(Config(data, where, log=log))
     document = read_as(kind, data, where, log)
+    stated = document["kv_cache_dtype"]
+    if beside is not None:
+        stated = agreed(stated, declared_beside(Config(*beside, log=log)))
+    document["kv_cache_dtype"] = stated.format if stated else None
     module = f"attncalc.hf_config.{READERS[kind]}"
     source = {"where": f"config.json of {kind}, read by {module}", "date": "of the file", "status": "own"}
     return Reading({"id": name, "hf_id": None, "source": source, **document}, module, tuple(log))

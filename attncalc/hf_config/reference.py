@@ -62,7 +62,7 @@ def _mistral(c: Config) -> Row:
         m = c.inner("moe")
         ffn = moe(m.count("num_experts"), m.count("num_experts_per_tok"), inner)
         m.finish()
-    for name in ("vision_encoder", "quantization", "llama_4_scaling", "yarn"):
+    for name in ("vision_encoder", "llama_4_scaling", "yarn"):
         c.ignore(name)
     c.only("causal", True)
     c.only("use_biases", False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from attncalc.errors import AttncalcError, shown, suggestion
 from attncalc.hf_config.config import NO_FACTS, Access, Config, Facts
-from attncalc.hf_config.quantization import declared_format
+from attncalc.hf_config.quantization import Declared, agreed, declared_format
 
 Row = dict[str, Any]
 Reader = Callable[[Config], Row]
@@ -77,7 +77,8 @@ READERS = {kind: module for module, kinds in _MODULES.items() for kind in kinds.
 def read_as(kind: str, data: object, where: str, log: list[Access], *, tie: bool | None = None) -> Row:
     """The document of a mapping of this architecture, every field of which its reader understands.
 
-    `tie`: whether embedding and head are one weight, where the mapping around this one says it.
+    `tie`: whether embedding and head are one weight, where the mapping around this one says it. `kv_cache_dtype` is a
+    `Declared`, or None where nothing is said of it: what is said elsewhere must agree.
     """
     c = Config(data, where, facts(kind), log, tie=tie)
     c.ignore("model_type", *(("tie_word_embeddings",) if tie is not None else ()))
@@ -90,8 +91,8 @@ def read_as(kind: str, data: object, where: str, log: list[Access], *, tie: bool
     reader: Reader = _module(kind).READERS[kind]
     document = {"model_type": kind, **reader(c)}
     c.finish()
-    if declared:
-        document["kv_cache_dtype"] = declared
+    inner: Declared | None = document["kv_cache_dtype"]  # of the text model inside
+    document["kv_cache_dtype"] = agreed(declared, inner)
     return document
 
 

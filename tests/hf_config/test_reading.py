@@ -114,6 +114,11 @@ def test_a_window_that_is_switched_off_is_none() -> None:
         ({"kv_cache_scheme": {"num_bits": 8, "type": "int", "dynamic": False}}, "int8"),
         ({"kv_cache_quant_algo": "FP8"}, "fp8"),
         ({"kv_cache_quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quantization": {"kv_cache_quant_algo": "FP8"}}, "fp8"),
+        ({"quantized_layers": {"model.layers.0.self_attn.k_proj": {"quant_algo": "FP8"}}}, "bf16"),
+        ({"config_groups": {"g": {"targets": ["Linear"], "output_activations": None}}}, "bf16"),
+        ({"ignore": ["re:.*self_attn.*", "model.layers.0.self_attn.kv_b_proj"]}, "bf16"),
+        ({"export": {"kv_cache_group": [], "min_kv_scale": 0.0}, "layer_quant_config": {}}, "bf16"),
     ],
 )
 def test_the_cache_has_the_format_that_the_checkpoint_declares(declared: dict[str, Any], kept: str) -> None:
@@ -134,8 +139,58 @@ def test_modelopt_declares_the_cache_beside_the_configuration(tmp_path: Path) ->
     unknown: tuple[Any, ...] = ({"quantization": {"kv_cache_quant_algo": "FP9"}}, {"quantization": "FP8"}, [])
     for spoilt in unknown:
         beside.write_text(json.dumps(spoilt), encoding="utf-8")
-        with pytest.raises(AttncalcError, match="quantization"):
+        with pytest.raises(AttncalcError, match="quant_config"):
             presets.load(tmp_path)
+    beside.unlink()
+    beside.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(AttncalcError, match=r"hf_quant_config.json: is a link to nothing"):
+        presets.load(tmp_path)
+
+
+FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+
+
+@pytest.mark.parametrize(
+    ("inside", "beside", "kept"),
+    [
+        (None, {"kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({}, {"kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "modelopt"}, {"kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"kv_cache_scheme": FP8}, {"kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"kv_cache_scheme": FP8}, {"quant_algo": "FP8"}, "fp8"),
+        ({"kv_cache_scheme": FP8}, {"kv_cache_quant_algo": None}, "refused"),
+        ({"kv_cache_scheme": FP8}, {"kv_cache_quant_algo": "NVFP4"}, "refused"),
+        ({"kv_cache_scheme": None}, {"kv_cache_quant_algo": "FP8"}, "refused"),
+        ({"kv_cache_scheme": None}, {"kv_cache_quant_algo": None}, None),
+        ({}, {"layers": {"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3"}}}}, "refused"),
+    ],
+)
+def test_the_two_files_must_agree(inside: Any, beside: dict[str, Any], kept: str | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(without(quantization_config=inside)))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": beside}))
+    if kept == "refused":
+        with pytest.raises(AttncalcError, match=r"hf_quant_config.json: quantization\.") as error:
+            presets.load(tmp_path)
+        assert error.value.rule
+        return
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert presets.load(path).kv_cache_dtype == presets.load(str(path)).kv_cache_dtype == kept
+        assert presets.document(path).get("kv_cache_dtype") == kept
+
+
+def test_the_mappings_of_one_file_must_agree() -> None:
+    algorithm = {"kv_cache_quant_algo": "NVFP4"}
+    for spoilt in (
+        without(quantization_config={"kv_cache_scheme": FP8} | algorithm),
+        without(quantization_config={"kv_cache_scheme": FP8}, compression_config=algorithm),
+        {
+            "model_type": "gemma3",
+            "text_config": {"quantization_config": algorithm},
+            "quantization_config": {"kv_cache_scheme": FP8},
+        },
+    ):
+        with pytest.raises(AttncalcError, match="for the cache, got"):
+            read(spoilt)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +201,16 @@ def test_modelopt_declares_the_cache_beside_the_configuration(tmp_path: Path) ->
         ({"kv_cache_quant_algo": "FP9"}, "kv_cache_quant_algo: must be one of FP8, NVFP4, INT8"),
         ({"kv_cache_shceme": {"num_bits": 8}}, "kv_cache_shceme: says something of the cache"),
         ({"kv_cache_quant_config": {"bits": 8}}, "kv_cache_quant_config: says something of the cache"),
+        (
+            {"layer_quant_config": {"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3"}}}},
+            "*k_proj.output_tensors: says",
+        ),
+        ({"export": {"kv_cache_group": ["*k_proj", "*v_proj"]}}, "export.kv_cache_group: says something of the cache"),
+        ({"config_groups": {"g": {"targets": ["LlamaAttention"]}}}, "g.targets[0]: says something of the cache"),
+        ({"config_groups": {"g": {"output_activations": {"num_bits": 8}}}}, "g.output_activations: says something"),
+        ({"quantization": {"quantization": {"kv_cache_quant_algo": "FP9"}}}, "kv_cache_quant_algo: must be one of FP8"),
+        ({"a": [{"b": {"kv_cache.bits": 8}}]}, "a[0].b.kv_cache.bits: says something of the cache"),
+        ({"method": "weights+kv_cache"}, "method: says something of the cache"),
     ],
 )
 def test_a_cache_scheme_that_is_not_known_is_refused(declared: dict[str, Any], line: str) -> None:
