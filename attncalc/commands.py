@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attncalc.dtypes import Formats
 from attncalc.engines import ALL, ENGINES, engine
 from attncalc.engines.options import EngineOptions, option
-from attncalc.errors import AttncalcError, suggestion
+from attncalc.errors import AttncalcError, shown, suggestion
 from attncalc.inputs import (
     DEFAULT_CONTEXT,
     Named,
@@ -341,14 +342,19 @@ def models(names: list[str], *, mtp: bool) -> Report:
     return models_report(found, single=bool(names), mtp=mtp)
 
 
-def export(names: list[str]) -> str:
-    """`attncalc models --export`: the preset document of one model, as YAML."""
+def export(names: list[str], output: str | None = None) -> str:
+    """`attncalc models --export`: the preset document of one model, as YAML, which must not replace what it reads."""
     from attncalc.export import document_yaml
     from attncalc.presets import document, find_model
 
     if len(names) != 1:
         raise AttncalcError("--export", "writes one model", got=f"{len(names)} names")
-    return document_yaml(document(find_model(names[0])[0]))
+    path, _ = find_model(names[0])
+    read = path / "config.json" if path.is_dir() else path
+    text = document_yaml(document(path))
+    if output is not None and Path(output).exists() and Path(output).samefile(read):
+        raise AttncalcError("--output", "is the file that is read", got=shown(output))
+    return text
 
 
 def variants() -> Report:

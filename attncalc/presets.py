@@ -64,6 +64,8 @@ def find_model(name: str) -> tuple[Path, str]:
     )
     if name.partition(":")[0] in VARIANTS:
         hint = f"{name} is a variant: `attncalc compare {name}`"
+    if not looks_like_path and _exists(name):
+        hint = f"A file or folder here is named by ./{name}"
     rule = "no such file, preset or hf_id" if looks_like_path else "no such preset"
     raise AttncalcError("--model", rule, got=shown(name), hint=hint)
 

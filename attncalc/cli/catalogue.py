@@ -19,7 +19,7 @@ def models(
     if export:
         if mtp or json or format is not None:
             raise AttncalcError("--export", "writes a model file, and takes no option but --output")
-        deliver_text(commands.export(names or []), output)
+        deliver_text(commands.export(names or [], output), output)
         return
 
     wanted = chosen_format(format, json, output)

@@ -54,8 +54,8 @@ def _gemma4(c: Config) -> Row:
     size, first_shared = c.count("sliding_window"), total - c.count("num_kv_shared_layers", minimum=0, maximum=total)
     attentions = {SLIDING: _attention(c, SLIDING), FULL: _attention(c, FULL)}
     latent = c.count("hidden_size_per_layer_input", minimum=0) if c.declares("hidden_size_per_layer_input") else 0
-    experts = _experts(c) if c.declares("enable_moe_block") and c.flag("enable_moe_block") else None
-    norms = 4 + (latent > 0) + 3 * (experts is not None)
+    experts = c.declares("enable_moe_block") and c.flag("enable_moe_block")
+    norms = 4 + (latent > 0) + 3 * experts
     wide = 2 if c.flag("use_double_wide_mlp") else 1
     inner = c.count("intermediate_size")
     layers = []
@@ -67,9 +67,10 @@ def _gemma4(c: Config) -> Row:
                 rule = f"leaves no {kind} layer whose cache layer {i} could read"
                 raise AttncalcError(c.path("num_kv_shared_layers"), rule, got=total - first_shared)
             source = earlier[-1]
-        ffn = experts or dense(inner * (wide if source is not None else 1))
+        size_here = inner * (wide if source is not None else 1)
+        ffn = _experts(c, size_here) if experts else dense(size_here)
         layers.append(Layer(attentions[kind], ffn, norms, window(size if kind == SLIDING else None), source))
-    extra = _extra(c, total, latent, experts)
+    extra = _extra(c, total, latent, experts=experts)
     return document(c, layers, softcap=c.given_number("final_logit_softcapping"), extra_weights=extra)
 
 
@@ -95,13 +96,13 @@ def _attention(c: Config, kind: str) -> Row:
     )
 
 
-def _experts(c: Config) -> Row:
+def _experts(c: Config, shared: int) -> Row:
     """Experts beside the dense feed-forward, which every token passes too."""
     sizes = c.count("num_experts"), c.count("top_k_experts"), c.count("moe_intermediate_size")
-    return moe(*sizes, shared_intermediate_size=c.count("intermediate_size"))
+    return moe(*sizes, shared_intermediate_size=shared)
 
 
-def _extra(c: Config, total: int, latent: int, experts: Row | None) -> list[Row]:
+def _extra(c: Config, total: int, latent: int, *, experts: bool) -> list[Row]:
     hidden, every_layer = c.count("hidden_size"), range(total)
     out = []
     if latent:
@@ -121,7 +122,7 @@ def _extra(c: Config, total: int, latent: int, experts: Row | None) -> list[Row]
     out.append(weight("layer_scalar", (1,), every_layer, total, buffer=True))
     if experts:
         out.append(weight("router.scale", (hidden,), every_layer, total))
-        out.append(weight("router.per_expert_scale", (experts["num_experts"],), every_layer, total))
+        out.append(weight("router.per_expert_scale", (c.count("num_experts"),), every_layer, total))
     else:
         c.ignore("num_experts", "top_k_experts", "moe_intermediate_size")
     return out

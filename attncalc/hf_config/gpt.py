@@ -3,6 +3,7 @@
 Source: transformers 5.24 `models/gpt2`, `gptj`, `phi`, `falcon`; microsoft/phi-2 `configuration_phi.py` for phi-msft.
 """
 
+from attncalc.errors import AttncalcError
 from attncalc.hf_config.config import Config, Facts
 from attncalc.hf_config.decoder import check, divided, layer_count, softmax
 from attncalc.hf_config.layers import Layer, Row, dense, document, gqa, weight
@@ -61,6 +62,9 @@ def _falcon(c: Config) -> Row:
     newer, beside = c.flag("new_decoder_architecture"), c.flag("parallel_attn")
     if newer:
         kv, norms = c.count("num_kv_heads", null=heads), c.count("num_ln_in_parallel_attn", maximum=2, null=2)
+        if kv == 1 < heads:
+            rule = "must be above 1 where new_decoder_architecture is true: one head is cached as in the older form"
+            raise AttncalcError(c.path("num_kv_heads"), rule, got=kv)
         c.ignore("multi_query")
     else:
         kv, norms = (1 if c.flag("multi_query") else heads), (1 if beside else 2)

@@ -60,7 +60,7 @@ def _nemotron_h(c: Config) -> Row:
         "head_dim": c.count("mamba_head_dim"),
         "n_groups": c.count("n_groups"),
         "state_size": c.count("ssm_state_size"),
-        "conv_kernel": c.count("conv_kernel"),
+        "conv_kernel": c.count("conv_kernel", minimum=2),
         "conv_bias": c.flag("use_conv_bias"),
         "bias": c.flag("use_bias"),
         "chunk_size": c.count("chunk_size"),
@@ -80,7 +80,9 @@ def _nemotron_h(c: Config) -> Row:
 
 
 def _experts(c: Config) -> Row:
-    shared = c.count("n_shared_experts", minimum=0) * c.count("moe_shared_expert_intermediate_size")
+    """The code of transformers has one shared feed-forward, whatever n_shared_experts says; other engines read it."""
+    c.only("n_shared_experts", 1)
+    shared = c.count("moe_shared_expert_intermediate_size")
     options: Row = {"gated": False, "shared_intermediate_size": shared, "router_correction": "buffer"}
     latent = c.maybe("moe_latent_size")
     if latent is not None:
@@ -101,7 +103,7 @@ def _jamba(c: Config) -> Row:
         "inner_size": c.count("mamba_expand") * hidden,
         "state_size": c.count("mamba_d_state"),
         "dt_rank": rank,
-        "conv_kernel": c.count("mamba_d_conv"),
+        "conv_kernel": c.count("mamba_d_conv", minimum=2),
         "conv_bias": c.flag("mamba_conv_bias"),
         "bias": c.flag("mamba_proj_bias"),
         "norms": "rms",

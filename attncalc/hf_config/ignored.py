@@ -20,7 +20,7 @@ def _listed() -> dict[str, frozenset[str]]:
     text = (Path(__file__).parent / "ignored.txt").read_text(encoding="utf-8")
     everywhere, rope = text.split("[rope]")
     return {
-        "": frozenset(line for line in everywhere.splitlines() if not line.startswith("#")),
+        "": frozenset(line for line in everywhere.splitlines() if line and not line.startswith("#")),
         "rope": frozenset(rope.split()),
     }
 

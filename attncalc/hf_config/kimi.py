@@ -68,7 +68,7 @@ def _kda(linear: Config, *, k3: bool) -> Row:
         "num_v_heads": heads,
         "head_k_dim": width,
         "head_v_dim": width,
-        "conv_kernel": linear.count("short_conv_kernel_size"),
+        "conv_kernel": linear.count("short_conv_kernel_size", minimum=2),
         "decay": "low_rank",
         "decay_rank": width,
         "gate": "full" if full_rank else "low_rank",

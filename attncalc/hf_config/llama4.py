@@ -1,8 +1,10 @@
 """Llama 4 and the text model of Llama 3.2 Vision. Source: transformers 5.24 `models/llama4`, `models/mllama`."""
 
+from collections.abc import Callable
+
 from attncalc.hf_config.composite import text_model
 from attncalc.hf_config.config import Config
-from attncalc.hf_config.decoder import FULL, divided, kv_heads, layer_count, layer_types
+from attncalc.hf_config.decoder import FULL, check, divided, kv_heads, layer_count, layer_types
 from attncalc.hf_config.layers import Layer, Row, dense, document, gqa, moe, weight
 from attncalc.hf_config.rope import rotated
 
@@ -79,9 +81,19 @@ def _mllama(c: Config) -> Row:
     return document(c, layers, notes=[note], extra_weights=extra if cross else extra[-1:])
 
 
+def _untied(read: Callable[[Config], Row]) -> Callable[[Config], Row]:
+    """The model classes have two weights whatever the field says."""
+
+    def refusing(c: Config) -> Row:
+        check(c, (("tie_word_embeddings", False),))
+        return read(c)
+
+    return refusing
+
+
 READERS = {
     "llama4_text": _llama4,
-    "llama4": text_model("llama4_text"),
-    "mllama_text_model": _mllama,
-    "mllama": text_model("mllama_text_model"),
+    "llama4": text_model("llama4_text", tied_inside=True),
+    "mllama_text_model": _untied(_mllama),
+    "mllama": _untied(text_model("mllama_text_model")),
 }

@@ -224,7 +224,7 @@ READERS = {
     ),
     "glm4_moe": GLM4_MOE,
     "glm4_shared_moe": GLM4_MOE,
-    "solar_open": Decoder(bias=BIAS, ffn=_solar),
+    "solar_open": Decoder(bias=flag("attention_bias", "qkv", ""), ffn=_solar),
     "ernie4_5_moe": Decoder(ffn=_ernie, expected=(("use_bias", False),), ignored=("moe_norm_min",)),
     "laguna": _laguna,
     "minimax_m2": _minimax_m2,

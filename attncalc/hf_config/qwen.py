@@ -60,17 +60,25 @@ def _qwen3_moe(c: Config, total: int) -> list[Row]:
 def _hybrid(c: Config, ffns: list[Row]) -> Row:
     """Gated DeltaNet in all but each full_attention_interval-th layer, whose attention has an output gate."""
     total = len(ffns)
-    check(c, (("attn_output_gate", True), ("use_sliding_window", False), ("mamba_ssm_dtype", "float32")))
+    check(
+        c,
+        (
+            ("attention_bias", False),  # a gate in the same matrix has a bias too, which is not counted
+            ("attn_output_gate", True),
+            ("use_sliding_window", False),
+            ("mamba_ssm_dtype", "float32"),
+        ),
+    )
     kinds = layer_types(c, total, _interval, (LINEAR, FULL))
     c.ignore("full_attention_interval", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
-    full = softmax(c, rope=0.25, bias="qkvo" if c.flag("attention_bias") else "", qk_norm="head", gate="full")
+    full = softmax(c, rope=0.25, qk_norm="head", gate="full")
     linear = {
         "variant": "gdn",
         "num_heads": c.count("linear_num_key_heads"),
         "num_v_heads": c.count("linear_num_value_heads"),
         "head_k_dim": c.count("linear_key_head_dim"),
         "head_v_dim": c.count("linear_value_head_dim"),
-        "conv_kernel": c.count("linear_conv_kernel_dim"),
+        "conv_kernel": c.count("linear_conv_kernel_dim", minimum=2),
         "gate": True,
         "chunk_size": 64,
     }

@@ -57,13 +57,17 @@ EVERYWHERE: tuple[tuple[str, Any], ...] = (
 """Fields that any configuration may have, and the one value that leaves a decoder as its reader knows it."""
 
 OTHER_CLASSES = {
+    "emu3_text_model": ("Emu3ForCausalLM",),
     "exaone": ("ExaoneForCausalLM",),
     "glm4_shared_moe": ("Glm4SharedMoeForCausalLM",),
     "internlm3": ("InternLM3ForCausalLM",),
     "iquestcoder": ("IQuestCoderForCausalLM",),
     "kimi_k25": ("KimiK25ForConditionalGeneration",),
     "minimax_m3_vl_text": ("MiniMaxM3SparseForCausalLM",),
+    "mllama_text_model": ("MllamaForCausalLM",),
     "mpt": ("MPTForCausalLM",),
+    "qwen3_vl_moe_text": ("Qwen3VLMoeForConditionalGeneration",),
+    "qwen3_vl_text": ("Qwen3VLForConditionalGeneration",),
 }
 """Names that model classes have in the repositories of the models, beside those of transformers."""
 
@@ -111,11 +115,11 @@ def _module(kind: str) -> Any:
 
 def _check_architectures(c: Config, known: tuple[str, ...]) -> None:
     """Refuse a model class that is not the whole decoder: classifiers and draft models have the same model_type."""
-    if c.null("architectures") or not known:
+    if c.null("architectures"):
         return
     for name in c.listed("architectures"):
         if name not in known:
-            rule = f"is understood only as {' or '.join(known)}"
+            rule = f"is understood only as {' or '.join(known) or 'null'}"
             raise AttncalcError(c.path("architectures"), rule, got=shown(name))
 
 

@@ -62,7 +62,7 @@ def _lara_mini(c: Config) -> Row:
         "num_v_heads": c.count("linear_num_value_heads"),
         "head_k_dim": c.count("linear_key_head_dim"),
         "head_v_dim": c.count("linear_value_head_dim"),
-        "conv_kernel": c.count("linear_conv_kernel_dim"),
+        "conv_kernel": c.count("linear_conv_kernel_dim", minimum=2),
         "gate": True,
         "chunk_size": 64,
     }

@@ -175,7 +175,22 @@ def text_of(config: Any) -> Any:
     An encoder-decoder model's is the configuration itself: its decoder's part of the same class has lost its sizes.
     """
     text = config.get_text_config(decoder=True)
-    return text if type(text) in _causal_models() and type(text) is not type(config) else config
+    if type(text) not in _causal_models() or type(text) is type(config):
+        return config
+    if _ties_outside(config):
+        text.tie_word_embeddings = config.tie_word_embeddings
+    return text
+
+
+def _ties_outside(config: Any) -> bool:
+    """Whether embedding and head are tied by the class around the text model, as its own configuration says."""
+    auto = import_module("transformers.models.auto.modeling_auto")
+    for name in ("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING", "MODEL_FOR_MULTIMODAL_LM_MAPPING"):
+        models = getattr(auto, name, {})
+        if type(config) in models:
+            cls: Any = models[type(config)]
+            return hasattr(config, "tie_word_embeddings") and bool(getattr(cls, "_tied_weights_keys", None))
+    return False
 
 
 def _causal_models() -> Any:
