@@ -1,12 +1,16 @@
-"""The profile of vLLM against vLLM's own arithmetic, where the package can be imported: `PYTHONPATH` may name it unpacked."""
+"""The profile of vLLM against vLLM's own arithmetic: a record of it, and the package itself where it can be imported.
+
+`PYTHONPATH` may name it unpacked.
+"""
 
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,6 +29,7 @@ from attncalc.engines.options import EngineOptions
 from attncalc.model import LayerGroup, Model
 
 SCRIPT = Path(__file__).parent / "vllm_source.py"
+GOLDEN = Path(__file__).parent / "golden" / "vllm_pool.json"
 MODELS = (
     *("llama-3.1-70b", "qwen3-235b-a22b", "gpt-oss-20b", "gpt-oss-120b", "gemma-3-27b", "gemma-4-31b", "gemma-2-27b"),
     *("llama-4-scout", "mimo-v2-flash", "command-r7b", "deepseek-v3", "deepseek-v3.2", "glm-5.2", "mistral-7b-v0.1"),
@@ -103,35 +108,67 @@ def case(model: Model, tp: int, length: int, formats: Formats, settings: dict[st
     }
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("vllm") is None, reason="the package vllm is not there")
-def test_the_profile_is_vllms_own_arithmetic() -> None:
-    """Bytes of a block, blocks of a sequence and layers of each group, for models, splits, lengths and settings."""
-    cases, names = list[dict[str, Any]](), list[str]()
-    expected = list[tuple[int | None, int | None]]()
+class Geometry(NamedTuple):
+    """What is asked, as vLLM's script reads it, and what the profile says: bytes of a block, blocks of a sequence."""
+
+    name: str
+    case: dict[str, Any]
+    block_bytes: int | None
+    blocks: int | None
+
+
+def geometries() -> Iterator[Geometry]:
+    """Models, splits, lengths and settings; a split that the profile refuses is left out."""
     for name in MODELS:
         model = attncalc.load(name)
-        for tp in (1, 2, 8):
-            for length in (1, 100, 5000, 131_072):
-                for settings in SETTINGS:
-                    kv = "fp8_ds_mla" if name in RECORDS else "bf16"
-                    formats, options = Formats(kv=kv), EngineOptions(**settings)
-                    try:
-                        made = model.cache(length, tp=tp, engine="vllm", formats=formats, options=options)
-                        (pool,) = made.pools
-                        expected.append((pool.block_bytes, pool.blocks(length)))
-                    except AttncalcError as error:
-                        if error.where in ("--tp", "--dcp"):
-                            continue
-                        assert error.where == "--no-hybrid-manager"  # noqa: PT017
-                        expected.append((None, None))
-                    cases.append(case(model, tp, length, formats, settings))
-                    names.append(f"{name} tp {tp} {length} {settings}")
-    assert len(cases) > 1000
-    ran = subprocess.run(
-        [sys.executable, str(SCRIPT)], input=json.dumps(cases), capture_output=True, text=True, check=False
-    )
+        formats = Formats(kv="fp8_ds_mla" if name in RECORDS else "bf16")
+        for tp, length, (at, settings) in product((1, 2, 8), (1, 100, 5000, 131_072), enumerate(SETTINGS)):
+            options, block_bytes, blocks = EngineOptions(**settings), None, None
+            try:
+                made = model.cache(length, tp=tp, engine="vllm", formats=formats, options=options)
+                (pool,) = made.pools
+                block_bytes, blocks = pool.block_bytes, pool.blocks(length)
+            except AttncalcError as error:
+                if error.where in ("--tp", "--dcp"):
+                    continue
+                assert error.where == "--no-hybrid-manager"  # noqa: PT017
+            asked = case(model, tp, length, formats, settings)
+            yield Geometry(f"{name} tp {tp} length {length} settings {at}", asked, block_bytes, blocks)
+
+
+def run_vllm(asked: list[Geometry]) -> dict[str, list[int | None]]:
+    """What vLLM's own planning makes of them."""
+    cases = json.dumps([g.case for g in asked])
+    ran = subprocess.run([sys.executable, str(SCRIPT)], input=cases, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
-    found = [(r.get("block_bytes"), r.get("blocks")) for r in json.loads(ran.stdout)]
-    wrong = [(n, e, f) for n, e, f in zip(names, expected, found, strict=True) if e != f]
-    assert not wrong, (len(wrong), wrong[:10])
+    made = json.loads(ran.stdout)
+    return {g.name: [r.get("block_bytes"), r.get("blocks")] for g, r in zip(asked, made, strict=True)}
+
+
+def test_the_profile_is_what_vllm_made_of_each_geometry() -> None:
+    """Recorded once from vLLM 0.33's own planning; null where it refuses."""
+    recorded = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert recorded["vllm"].startswith("0.33.")
+    assert len(recorded["geometries"]) > 1000
+    found = {g.name: [g.block_bytes, g.blocks] for g in geometries()}
+    expected = recorded["geometries"]
+    assert found.keys() == expected.keys()
+    assert [(n, found[n], expected[n]) for n in found if found[n] != expected[n]][:10] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("vllm") is None, reason="the package vllm is not there")
+def test_the_record_is_vllms_own_arithmetic() -> None:
+    assert run_vllm(list(geometries())) == json.loads(GOLDEN.read_text(encoding="utf-8"))["geometries"]
+
+
+def record(version: str) -> None:
+    """Write the record anew: `python -m tests.test_vllm_source VERSION`, with the package vllm of that version."""
+    rows = [f"{json.dumps(name)}: {json.dumps(made)}" for name, made in run_vllm(list(geometries())).items()]
+    settings = json.dumps([dict(s) for s in SETTINGS])
+    text = f'{{"vllm": {json.dumps(version)}, "settings": {settings}, "geometries": {{\n'
+    GOLDEN.write_text(text + ",\n".join(rows) + "\n}}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    record(sys.argv[1])
