@@ -118,7 +118,7 @@ def _ministral_bias(c: Config) -> str:
     return ""
 
 
-LEARNED_ACTIVATIONS = {"apertus": ("xielu",), "apertus1p5_text": ("xielu",)}
+OWN_ACTIVATIONS = {"apertus": ("xielu",), "apertus1p5_text": ("xielu",)}
 
 READERS = {
     "stablelm": Decoder(

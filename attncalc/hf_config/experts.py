@@ -21,6 +21,7 @@ from attncalc.hf_config.decoder import (
     softmax,
     window_everywhere,
 )
+from attncalc.hf_config.functions import check_activation
 from attncalc.hf_config.layers import Layer, Row, dense, document, gqa, moe, window
 from attncalc.hf_config.plain import bias_of_head
 from attncalc.hf_config.qwen import sparse_layers
@@ -137,7 +138,11 @@ def _dbrx(c: Config) -> Row:
     attention.ignore("clip_qkv", "attn_pdrop", "model_type")
     sizes = ffn.count("moe_num_experts", absent=4), ffn.count("moe_top_k", absent=1)
     row = moe(*sizes, ffn.count("ffn_hidden_size", absent=3584))
-    ffn.ignore("ffn_act_fn", "moe_jitter_eps", "moe_loss_weight", "moe_normalize_expert_weights", "model_type")
+    if not ffn.null("ffn_act_fn"):
+        act = ffn.inner("ffn_act_fn", how="ignored")
+        check_activation(act, "name", act.value("name"))
+        act.finish()
+    ffn.ignore("moe_jitter_eps", "moe_loss_weight", "moe_normalize_expert_weights", "model_type")
     ffn.only("hidden_size", c.count("hidden_size"), 6144)  # overwritten by d_model
     for inner in (attention, ffn):
         inner.only("is_encoder_decoder", False)

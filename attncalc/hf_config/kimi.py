@@ -110,6 +110,7 @@ READERS = {
     "kimi_k3_text": _k3,
     "kimi_k3": text_model("kimi_linear", ignored=("image_placeholder",), reads_as="kimi_k3_text"),
 }
+OWN_ACTIVATIONS = {"kimi_k3": ("situ",), "kimi_k3_text": ("situ",)}
 FACTS = {
     "kimi_k3_text": Facts(
         names={"num_shared_experts": ["n_shared_experts"], "num_experts_per_token": ["num_experts_per_tok"]},

@@ -244,3 +244,4 @@ READERS = {
         ),
     ),
 }
+OWN_ACTIVATIONS = {"minimax_m3_vl": ("swigluoai",), "minimax_m3_vl_text": ("swigluoai",)}

@@ -8,6 +8,7 @@ from typing import Any
 
 from attncalc.errors import AttncalcError, shown, suggestion
 from attncalc.hf_config.config import NO_FACTS, Access, Config, Facts
+from attncalc.hf_config.functions import check_functions
 from attncalc.hf_config.quantization import Declared, agreed, declared_format
 
 Row = dict[str, Any]
@@ -90,7 +91,7 @@ def read_as(kind: str, data: object, where: str, log: list[Access], *, tie: bool
     for name, value in EVERYWHERE:
         if c.has(name) and name not in getattr(_module(kind), "OWN_FIELDS", ()):
             c.only(name, value)
-    _check_activations(c, getattr(_module(kind), "LEARNED_ACTIVATIONS", {}).get(kind, ()))
+    check_functions(c, getattr(_module(kind), "OWN_ACTIVATIONS", {}).get(kind, ()))
     declared = declared_format(c)
     reader: Reader = _module(kind).READERS[kind]
     document = {"model_type": kind, **reader(c)}
@@ -121,13 +122,6 @@ def _check_architectures(c: Config, known: tuple[str, ...]) -> None:
         if name not in known:
             rule = f"is understood only as {' or '.join(known) or 'null'}"
             raise AttncalcError(c.path("architectures"), rule, got=shown(name))
-
-
-def _check_activations(c: Config, counted: tuple[str, ...]) -> None:
-    """Refuse an activation with learned weights that the reader does not count; the others change no number."""
-    for name, value in c.data.items():
-        if "act" in name and value in ("prelu", "xielu") and value not in counted:
-            raise AttncalcError(c.path(name), "is an activation with weights, which no reader counts here", got=value)
 
 
 def facts(kind: str) -> Facts:

@@ -9,6 +9,7 @@ import pytest
 from attncalc import presets
 from attncalc.cli import run
 from attncalc.errors import AttncalcError
+from attncalc.hf_config.functions import ACTIVATIONS
 from attncalc.model import Model
 
 FILE = Path(__file__).parents[1] / "data" / "configs" / "llama-3.1-8b.json"
@@ -45,6 +46,19 @@ REFUSED = [
     (without(is_encoder_decoder=True), "is_encoder_decoder: is understood only as false, got True"),
     (without(per_layer_config={"3": {}}), "per_layer_config: is understood only as null"),
     (without(partial_rotary_factor=0.5), "partial_rotary_factor: must be absent or 1 in this architecture"),
+    *(
+        (without(hidden_act=act), "hidden_act: is an activation that the reader does not know, got")
+        for act in ("foo", "prelu", "xielu", "swigluoai", "geglu", 7, ["silu"], ["prelu"], {"name": "silu"}, None, "")
+    ),
+    (
+        without(activation_function="foo"),
+        "activation_function: is an activation that the reader does not know, got 'foo'",
+    ),
+    (without(scoring_func="foo"), "scoring_func: is a way of choosing experts that the reader does not know"),
+    (
+        {"model_type": "dbrx", "attn_config": {"rope_theta": 1e4}, "ffn_config": {"ffn_act_fn": {"name": "prelu"}}},
+        "ffn_config.ffn_act_fn.name: is an act",
+    ),
     (without(rope_scaling={"factr": 8.0}), "rope_scaling.factr: is a field that the reader does not understand"),
     (without(rope_scaling="llama3"), "rope_scaling: must be a mapping"),
 ]
@@ -55,6 +69,15 @@ def test_refused_by_name_and_value(data: dict[str, Any], line: str) -> None:
     with pytest.raises(AttncalcError) as error:
         read(data)
     assert line in str(error.value)
+
+
+@pytest.mark.slow
+def test_known_activations_are_those_of_transformers_without_weights() -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    table = pytest.importorskip("transformers.activations", reason="needs transformers").ACT2FN
+    weights = {name: sum(p.numel() for p in table[name].parameters()) for name in table}
+    assert {name for name, count in weights.items() if count} == {"prelu", "xielu"}
+    assert {name for name, count in weights.items() if not count} == ACTIVATIONS
 
 
 # What LlamaConfig of transformers 5.24 does with the same fields.
