@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attncalc.dtypes import Formats
+    from attncalc.engines.options import EngineOptions
     from attncalc.errors import AttncalcError
     from attncalc.model import Model
     from attncalc.presets import load
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["AttncalcError", "Conventions", "Formats", "Model", "__version__", "load"]
+__all__ = ["AttncalcError", "Conventions", "EngineOptions", "Formats", "Model", "__version__", "load"]
 
 _HOME = {
     "AttncalcError": "attncalc.errors",
     "Conventions": "attncalc.workload",
+    "EngineOptions": "attncalc.engines.options",
     "Formats": "attncalc.dtypes",
     "Model": "attncalc.model",
     "load": "attncalc.presets",

@@ -9,7 +9,7 @@ from attncalc.dtypes import Formats
 from attncalc.engines import check_options
 from attncalc.engines import engine as find_engine
 from attncalc.engines.options import EngineOptions
-from attncalc.errors import AttncalcError, shown
+from attncalc.errors import AttncalcError, check_type
 from attncalc.model import LayerGroup, Model
 from attncalc.reach import FULL, Reach, ratio
 from attncalc.units import parse_count
@@ -230,8 +230,6 @@ def allocate(
         AttncalcError: the engine, the form, the formats, the options or the split do not fit the model.
     """
     formats = model_formats(model) if formats is None else formats
-    if not isinstance(formats, Formats):
-        raise AttncalcError("formats", "must be a Formats", got=shown(formats), hint='Write Formats(kv="fp8")')
     options = EngineOptions() if options is None else options
     return run(model, engine, Request(context, batch, formats, form, parse_count(tp, "tp"), mtp, options))
 
@@ -243,6 +241,7 @@ def run(model: Model, engine: str, request: Request) -> Allocation:
         AttncalcError: the engine, the form, the formats, the options or the split do not fit the model.
     """
     profile, formats = find_engine(engine), request.formats
+    check_type(formats, Formats, "formats", "must be Formats", 'Write Formats(kv="fp8")')
     check_options(profile, request.options)
     _ = request.workload  # refuses what are no counts
     check_form_known(model, request.form)

@@ -5,7 +5,7 @@ and drops (an unfinished block that is folded into an entry); it is found by eva
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +16,7 @@ from attncalc.engines.blocks import pad
 from attncalc.engines.log import FRACTION_OF_FREE, Logged, block_bytes, logged
 from attncalc.engines.options import EngineOptions
 from attncalc.engines.stages import within
-from attncalc.errors import AttncalcError
+from attncalc.errors import AttncalcError, check_type, shown
 from attncalc.model import LayerGroup, Model
 from attncalc.units import MAX_COUNT
 from attncalc.weights import bytes_on_gpu
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 
-class Memory(NamedTuple):
+@dataclass(frozen=True)
+class Memory:
     """The memory of one GPU: all of it (`total`), what a model leaves `free`, or what the `cache` may take.
 
-    An engine takes the `fraction` of the total, or of what is free (TensorRT-LLM); `reserve` is for what is not
-    modelled.
+    One of the three is given. An engine takes the `fraction` of the total, or of what is free (TensorRT-LLM);
+    `reserve` is for what is not modelled.
     """
 
     total: int | None = None
@@ -37,6 +38,21 @@ class Memory(NamedTuple):
     cache: int | None = None
     fraction: "Fraction | int" = 1
     reserve: int = 0
+
+    def __post_init__(self) -> None:
+        from fractions import Fraction
+
+        ways = {"total": self.total, "free": self.free, "cache": self.cache}
+        given = [name for name, value in ways.items() if value is not None]
+        if len(given) != 1:
+            raise AttncalcError("memory", "must be one of total, free and cache", got=" and ".join(given) or "none")
+        for name, value in (*((n, ways[n]) for n in given), ("reserve", self.reserve)):
+            check_type(value, int, f"memory {name}", "must be a whole number of bytes")
+            if value is None or value < 0:
+                raise AttncalcError(f"memory {name}", "must not be below 0", got=shown(value))
+        check_type(self.fraction, (int, Fraction), "memory fraction", "must be a Fraction or 1")
+        if not 0 < self.fraction <= 1:
+            raise AttncalcError("memory fraction", "must be above 0 and at most 1", got=shown(str(self.fraction)))
 
     def budget(self, weights: int, engine: str) -> int:
         """Bytes for the cache; below zero where the weights alone do not fit.
@@ -182,7 +198,9 @@ def fit(
     Raises:
         AttncalcError: the engine, the form, the formats, the options or the split do not fit the model.
     """
-    options, formats = options or EngineOptions(), formats or model_formats(model)
+    check_type(memory, Memory, "memory", "must be Memory", "Write Memory(total=80 * 10**9)")
+    options = EngineOptions() if options is None else options
+    formats = model_formats(model) if formats is None else formats
     # Refuses what `cache` refuses.
     allocate(model, context, batch=batch, engine=engine, form=form, tp=tp, mtp=mtp, formats=formats, options=options)
     request = Request(context, batch, formats, form, tp, mtp, options)

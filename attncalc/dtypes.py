@@ -10,7 +10,7 @@ Sources: OCP Microscaling spec 1.0 (mxfp8, mxfp4), ggml block formats (q8_0 ... 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from attncalc.errors import AttncalcError, shown, suggestion
+from attncalc.errors import AttncalcError, check_type, shown, suggestion
 
 
 class RowFormat(NamedTuple):
@@ -140,6 +140,9 @@ class Formats:
     index: str | None = None
 
     def __post_init__(self) -> None:
+        for kind in ("kv", "weight", "activation", "state", "conv", "index"):
+            allowed = (str,) if kind in ("kv", "weight", "activation") else (str, type(None))
+            check_type(getattr(self, kind), allowed, f"--{kind}-dtype", "must be the name of a format")
         check_kv_format(self.kv, "--kv-dtype")
         for kind in ("weight", "activation", "state", "conv"):
             name = getattr(self, kind)

@@ -42,6 +42,17 @@ def shown(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+def check_type(value: object, kind: type | tuple[type, ...], where: str, rule: str, hint: str = "") -> None:
+    """Refuse a value of another type; a truth value is no number.
+
+    Raises:
+        AttncalcError: it has another type.
+    """
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise AttncalcError(where, rule, got=shown(value), hint=hint)
+
+
 def suggestion(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """A hint that names the nearest known word, or `otherwise`."""
     from difflib import get_close_matches

@@ -47,7 +47,7 @@ def run(positional: list[str], options: list[str], engines: list[str], asked: Op
             if given.memory_fraction is not None:
                 rule = f"{engine} takes it of the whole memory, which --free-memory does not say"
                 raise AttncalcError("--memory-fraction", rule, got=given.memory_fraction)
-            mine = memory._replace(fraction=1)
+            mine = replace(memory, fraction=1)
         return fit(
             model,
             w.context,

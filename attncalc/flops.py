@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from attncalc.allocation import Request, model_formats, own_form, run
 from attncalc.attention.base import Step
 from attncalc.axes import Dim, Weight
+from attncalc.engines import check_options
 from attncalc.engines import engine as find_engine
 from attncalc.engines.options import EngineOptions, option
-from attncalc.errors import AttncalcError
+from attncalc.errors import AttncalcError, check_type
 from attncalc.model import ExtraWeight, LayerGroup, Model
 from attncalc.ops import (
     LAYER_NORM,
@@ -171,7 +172,9 @@ def step_cost(
     """
     workload, tp = Workload(context, new_tokens, batch), parse_count(tp, "tp")
     conventions = Conventions(formats=model_formats(model)) if conventions is None else conventions
+    check_type(conventions, Conventions, "conventions", "must be Conventions", 'Write Conventions(count="dense")')
     profile, options = find_engine(engine), EngineOptions() if options is None else options
+    check_options(profile, options)
     for name in options.given:
         if name not in STEP_OPTIONS:
             raise AttncalcError(option(name), "changes the bytes of a cache, and nothing that flops counts")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attncalc.errors import AttncalcError, shown, suggestion
+from attncalc.errors import AttncalcError, check_type, shown, suggestion
 
 if TYPE_CHECKING:
     from attncalc.device import Device
@@ -96,6 +96,7 @@ def load(model: str | Path | Mapping[str, Any]) -> "Model":
     """
     if isinstance(model, Mapping):
         return build(model, "document", "document")
+    check_type(model, (str, Path), "model", "must be an id, a path or a mapping")
     path = model if isinstance(model, Path) else find_model(model)[0]
     where = _name(path)
     if path.suffix.lower() != ".gguf":

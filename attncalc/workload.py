@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from attncalc.dtypes import Formats
-from attncalc.errors import AttncalcError, shown
+from attncalc.errors import AttncalcError, check_type, shown
 from attncalc.reach import Count
 from attncalc.units import parse_count
 
@@ -49,6 +49,8 @@ class Conventions:
     formats: Formats = field(default_factory=Formats)
 
     def __post_init__(self) -> None:
+        check_type(self.formats, Formats, "formats", "must be Formats", 'Write Formats(kv="fp8")')
+        check_type(self.mtp, bool, "mtp", "must be True or False")
         if self.count not in ("causal", "dense"):
             raise AttncalcError("count", "must be causal or dense", got=shown(self.count))
         if self.head_tokens not in ("all", "last"):

@@ -49,6 +49,17 @@ def test_python_block_runs() -> None:
         assert value == eval(comment)
 
 
+def test_the_names_of_the_api_are_exported() -> None:
+    text = README.read_text(encoding="utf-8")
+    section = text[text.index("\n## Python\n") : text.index("\n## JSON\n")]
+    named = set(re.findall(r"\battncalc\.([A-Za-z]\w*)", section)) | set(re.findall(r"\b([A-Z]\w+)\(", section))
+    assert {"load", "EngineOptions", "Formats", "Conventions", "AttncalcError"} <= named
+    for name in named:
+        assert name in package.__all__
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+
+
 def test_model_file_is_read(tmp_path: Path) -> None:
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     model = package.load(yaml.safe_load(text))

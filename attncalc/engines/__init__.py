@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from attncalc.errors import AttncalcError, shown, suggestion
+from attncalc.errors import AttncalcError, check_type, shown, suggestion
 
 if TYPE_CHECKING:
     from attncalc.engines.base import Engine
@@ -29,6 +29,7 @@ def engine(name: str) -> "Engine":
     Raises:
         AttncalcError: there is none; the nearest one is suggested.
     """
+    check_type(name, str, "engine", "must be the name of an engine", f"Known: {', '.join(ENGINES)}")
     if name not in ENGINES:
         hint = suggestion(name, ENGINES, f"Known: {', '.join(ENGINES)}, {ALL}")
         raise AttncalcError("--engine", "unknown engine", got=shown(name), hint=hint)
@@ -38,10 +39,11 @@ def engine(name: str) -> "Engine":
 
 def check_options(profile: "Engine", settings: "EngineOptions") -> None:
     """Refuse what was set and the engine does not have: nothing is ignored."""
+    from attncalc.engines.options import EngineOptions, option
+
+    check_type(settings, EngineOptions, "options", "must be EngineOptions", "Write EngineOptions(block_size=16)")
     for name in settings.given:
         if name not in profile.options:
-            from attncalc.engines.options import option
-
             having = [other for other in ENGINES if name in engine(other).options]
             hint = f"It is an option of {', '.join(having)}" if having else ""
             raise AttncalcError(option(name), f"{profile.name} has no such option", hint=hint)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from attncalc.errors import AttncalcError, shown
+from attncalc.errors import AttncalcError, check_type, shown
 from attncalc.units import parse_count, parse_ratio
 
 if TYPE_CHECKING:
@@ -43,12 +43,23 @@ class EngineOptions:
         for name in COUNTS:
             value = getattr(self, name)
             if value is not None:
+                check_type(value, int, option(name), "must be a whole number")
                 parse_count(value, option(name), minimum=int(name != "draft_tokens"))
-        if self.pp is not None:
-            for n in self.pp:
-                parse_count(n, "--pp")
-        if self.swa_ratio is not None and not 0 < self.swa_ratio <= 1:
-            raise AttncalcError("--swa-ratio", "must be above 0 and at most 1", got=shown(str(self.swa_ratio)))
+        for name in FLAGS:
+            check_type(getattr(self, name), bool, option(name), "must be True or False")
+        check_type(self.version, (str, type(None)), "--engine-version", 'must be text such as "0.21"')
+        check_type(self.pp, (tuple, type(None)), "--pp", "must be a tuple such as (2,) or (16, 32)")
+        for n in self.pp or ():
+            check_type(n, int, "--pp", "must be whole numbers")
+            parse_count(n, "--pp")
+        if self.pp == ():
+            raise AttncalcError("--pp", "needs at least one stage")
+        if self.swa_ratio is not None:
+            from fractions import Fraction  # slow to import, and rarely needed
+
+            check_type(self.swa_ratio, (int, Fraction), "--swa-ratio", "must be a Fraction or 1")
+            if not 0 < self.swa_ratio <= 1:
+                raise AttncalcError("--swa-ratio", "must be above 0 and at most 1", got=shown(str(self.swa_ratio)))
         if self.dp_attention and self.dp is None:
             raise AttncalcError("--dp-attention", "needs the replicas of the attention", hint="Give --dp N")
 
@@ -77,6 +88,7 @@ class EngineOptions:
         return EngineOptions(**{name: getattr(self, name) for name in self.given if name in known})
 
 
+FLAGS = ("prefix_caching", "no_hybrid_manager", "kv_unified", "dp_attention")
 COUNTS = ("block_size", "max_batched_tokens", "draft_tokens", "slots", "ubatch", "dcp", "dp")
 
 
