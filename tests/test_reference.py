@@ -4,6 +4,7 @@ The traces were made by another program: what agrees with both is what transform
 """
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,23 @@ def test_what_transformers_cannot_build_is_one_line(data: dict[str, Any], line: 
         reference(data)
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_building_asks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever code of transformers should want from one, and whoever imported its client first."""
+    hub = pytest.importorskip("huggingface_hub")
+    environment = dict(os.environ)
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    llama = pytest.importorskip("transformers").LlamaConfig
+
+    def asking(*_: Any) -> None:
+        hub.get_hf_file_metadata("http://127.0.0.1:9/org/name/resolve/main/config.json")
+
+    monkeypatch.setattr(llama, "from_dict", asking)
+    with pytest.raises(AttncalcError, match="got OfflineModeIsEnabled"):
+        reference(LLAMA)
+    assert not hub.is_offline_mode()
+    assert dict(os.environ) == environment
 
 
 # --------------------------------------------------------------------------------------------------------------------

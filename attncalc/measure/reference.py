@@ -4,7 +4,6 @@ Tensors on the meta device have shapes and dtypes and no memory, so that a model
 decode step in seconds. Nothing is downloaded, no code but that of transformers is executed, and no weight is read.
 """
 
-import os
 import re
 import warnings
 from collections import Counter
@@ -228,16 +227,21 @@ def refusing(where: str, rule: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No warnings, no log lines, no network."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    logging = import_module("transformers.utils.logging")
-    level = logging.get_verbosity()
+    """No warnings, no log lines, and no request of huggingface_hub, through which transformers asks for everything.
+
+    Its setting is read from the environment once, at import, and from here at each request.
+    """
+    logging: Any = import_module("transformers.utils.logging")
+    hub: Any = import_module("huggingface_hub.constants")
+    level, offline = logging.get_verbosity(), hub.HF_HUB_OFFLINE
     logging.set_verbosity(logging.CRITICAL)
+    hub.HF_HUB_OFFLINE = True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        hub.HF_HUB_OFFLINE = offline
         logging.set_verbosity(level)
 
 
