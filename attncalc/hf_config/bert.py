@@ -92,7 +92,8 @@ def _modern_bert(c: Config) -> Row:
     bias, ffn_bias = flag("attention_bias", "qkvo", "")(c), c.flag("mlp_bias")
     norm_bias, D = c.flag("norm_bias"), c.count("hidden_size")
     made = {
-        kind: gqa(heads, heads, width, rope_dim=rotated(c, width, kind), bias=bias) for kind in dict.fromkeys(kinds)
+        kind: gqa(heads, heads, width, rope_dim=rotated(c, width, kind, nesting="allowed"), bias=bias)
+        for kind in dict.fromkeys(kinds)
     }
     ffn = dense(c.count("intermediate_size"), bias=ffn_bias)
     layers = [

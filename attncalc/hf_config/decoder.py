@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from attncalc.errors import AttncalcError
 from attncalc.hf_config.config import Config
 from attncalc.hf_config.layers import Layer, Row, dense, document, gqa, moe, mtp, window
-from attncalc.hf_config.rope import rotated
+from attncalc.hf_config.rope import Nesting, rotated
 
 Rule = Any
 Windows = Callable[[Config, int], list[int | None]]
@@ -126,16 +126,17 @@ class Decoder(NamedTuple):
     """What the code of an architecture fixes.
 
     `rope`: the rotated part of a head where the configuration names none; None: all of it, and no field changes that.
-    `rotates`: which layers rotate at all. `extras`: weights that are no part of layers, embedding or head. `softcaps`:
-    the fields final_logit_softcapping and attn_logit_softcapping exist; `final_softcap`: the first alone. `mtp`: layers
-    of prediction like the last one, as num_nextn_predict_layers says. `expected`: fields of which this value, or one of
-    these, is understood. `ignored`: fields without effect here. `model_type`: of the model, if the file has another
-    name for it.
+    `nesting`: whether settings of RoPE are keyed by kind of layer. `rotates`: which layers rotate at all. `extras`:
+    weights that are no part of layers, embedding or head. `softcaps`: the fields final_logit_softcapping and
+    attn_logit_softcapping exist; `final_softcap`: the first alone. `mtp`: layers of prediction like the last one, as
+    num_nextn_predict_layers says. `expected`: fields of which this value, or one of these, is understood. `ignored`:
+    fields without effect here. `model_type`: of the model, if the file has another name for it.
     """
 
     bias: Rule = ""
     qk_norm: Rule = "none"
     rope: Rule = None
+    nesting: Nesting = ""
     rotates: Callable[[Config, list[int | None]], list[bool]] = lambda c, windows: [True] * len(windows)  # noqa: ARG005
     windows: Windows = no_windows
     ffn: FFNs = gated
@@ -159,6 +160,7 @@ class Decoder(NamedTuple):
         plain = softmax(
             c,
             rope=resolve(self.rope, c),
+            nesting=self.nesting,
             bias=resolve(self.bias, c),
             qk_norm=resolve(self.qk_norm, c),
             sinks=self.sinks,
@@ -197,8 +199,8 @@ def check(c: Config, expected: tuple[tuple[str, Any], ...]) -> None:
         c.only(name, *(value if isinstance(value, tuple) else (value,)))
 
 
-def softmax(c: Config, *, rope: float | None = None, **options: Any) -> Row:
+def softmax(c: Config, *, rope: float | None = None, nesting: Nesting = "", **options: Any) -> Row:
     """Softmax attention by the fields that most architectures share."""
     width = head_dim(c)
-    rope_dim = rotated(c, width, part=rope)
+    rope_dim = rotated(c, width, part=rope, nesting=nesting)
     return gqa(c.count("num_attention_heads"), kv_heads(c), width, rope_dim=rope_dim, **options)

@@ -88,7 +88,7 @@ def _attention(c: Config, kind: str) -> Row:
         heads,
         kv,
         width,
-        rope_dim=rotated(c, width, kind, part=part, by_kind=True),
+        rope_dim=rotated(c, width, kind, part=part, nesting="alone"),
         bias=BIAS(c),
         qk_norm="head",
         v_norm=True,
@@ -132,6 +132,7 @@ READERS = {
     "gemma": Decoder(bias=BIAS, expected=CAUSAL),
     "gemma2": Decoder(bias=BIAS, windows=_gemma2, norms=4, softcaps=True, expected=CAUSAL),
     "gemma3_text": Decoder(
+        nesting="allowed",
         bias=BIAS,
         qk_norm="head",
         windows=_gemma3,

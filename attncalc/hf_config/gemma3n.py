@@ -25,7 +25,7 @@ def _text(c: Config) -> Row:
             c.count("num_attention_heads"),
             kv_heads(c),
             width,
-            rope_dim=rotated(c, width, kind),
+            rope_dim=rotated(c, width, kind, nesting="allowed"),
             bias=bias,
             qk_norm="head",
             v_norm=True,

@@ -15,6 +15,7 @@ from attncalc.hf_config.decoder import (
     window_everywhere,
 )
 from attncalc.hf_config.layers import Row, dense
+from attncalc.hf_config.rope import only_types
 
 
 def _mlp_bias(c: Config, total: int) -> list[Row]:
@@ -69,6 +70,11 @@ def _smollm3(c: Config, total: int) -> list[int | None]:
     return [size if kind == SLIDING else None for kind in kinds]
 
 
+def _phi3_bias(c: Config) -> str:
+    only_types(c, "default", "longrope", "su", "yarn")
+    return ""
+
+
 ATTENTION_BIAS = flag("attention_bias", "qkvo", "")
 
 READERS = {
@@ -77,6 +83,7 @@ READERS = {
     "mistral": Decoder(windows=window_everywhere),
     "ministral3": Decoder(windows=window_everywhere),
     "phi3": Decoder(
+        bias=_phi3_bias,
         windows=window_everywhere,
         rope=1.0,
         expected=(("lm_head_bias", False), ("mlp_bias", False), ("attention_bias", False)),
@@ -90,7 +97,7 @@ READERS = {
         expected=(("mlp_type", "default"), ("norm_type", "layer_norm")),
     ),
     "olmo2": Decoder(bias=ATTENTION_BIAS, qk_norm="full"),
-    "olmo3": Decoder(bias=ATTENTION_BIAS, qk_norm="full", windows=by_layer_types(_every_4)),
+    "olmo3": Decoder(nesting="allowed", bias=ATTENTION_BIAS, qk_norm="full", windows=by_layer_types(_every_4)),
     "cwm": Decoder(windows=by_layer_types(_first_of_4), expected=(("mlp_bias", False),)),
     "smollm3": Decoder(bias=ATTENTION_BIAS, ffn=_mlp_bias, windows=_smollm3, rotates=_smollm3_rope),
     "ernie4_5": Decoder(bias=flag("use_bias", "qkvo", ""), ffn=_use_bias(gated=True)),

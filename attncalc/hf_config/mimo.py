@@ -7,6 +7,9 @@ from attncalc.hf_config.layers import Layer, Row, document, gqa, moe, window
 from attncalc.hf_config.qwen import switched_windows
 from attncalc.hf_config.rope import rotated
 
+PART = 0.334
+"""The rotated part of a head where rope_parameters does not say it."""
+
 
 def _flash(c: Config) -> Row:
     """Sliding layers have twice the KV heads, and sinks; the first layer is dense.
@@ -31,11 +34,13 @@ def _flash(c: Config) -> Row:
     size = _window(c)
     c.ignore("attention_value_scale", "attention_chunk_size")
     bias = "qkv" if c.flag("attention_bias") else ""
-    part = 0.334 if c.null("rope_parameters") and c.null("partial_rotary_factor") else 1.0
 
     def attention(kind: str) -> Row:
         slides = kind == SLIDING
-        rope = rotated(c, width, kind, part=part, by_kind=True)
+        rope = rotated(c, width, kind, part=PART, nesting="alone")
+        if not c.null("partial_rotary_factor") and int(width * c.number("partial_rotary_factor")) != rope:
+            rule = f"must rotate {rope} values: the code of transformers does not read it, the model's own does"
+            raise AttncalcError(c.path("partial_rotary_factor"), rule, got=c.number("partial_rotary_factor"))
         number = 2 * kv if slides else kv
         return gqa(heads, number, width, v_head_dim=values, rope_dim=rope, bias=bias, sinks=slides)
 

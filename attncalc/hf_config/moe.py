@@ -79,7 +79,7 @@ def _laguna(c: Config) -> Row:
     ffns = moe_layers(c, total, lambda i: mlp[i] == SPARSE, experts)
     width, kv = c.count("head_dim"), c.count("num_key_value_heads")
     defaults = {FULL: 0.5 if c.null("rope_parameters") else 1.0, SLIDING: 1.0}
-    turned = {kind: rotated(c, width, kind, part=defaults[kind], by_kind=True) for kind in dict.fromkeys(kinds)}
+    turned = {kind: rotated(c, width, kind, part=defaults[kind], nesting="alone") for kind in dict.fromkeys(kinds)}
     bias = "qkvo" if c.flag("attention_bias") else ""
     size_of = c.count("sliding_window")
     layers = []

@@ -78,8 +78,8 @@ def _lfm3(c: Config) -> Row:
     size = c.count("sliding_window") if SLIDING in kinds else c.maybe("sliding_window")
     width, part = head_dim(c), 0.5 if c.null("rope_parameters") else 1.0
     turned = {
-        FULL: rotated(c, width, FULL, part=part, by_kind=True),
-        SLIDING: rotated(c, width, SLIDING, part=1.0, by_kind=True),
+        FULL: rotated(c, width, FULL, part=part, nesting="required"),
+        SLIDING: rotated(c, width, SLIDING, part=1.0, nesting="required"),
     }
     norms = 4 if c.flag("use_sandwich_norm") else 2
     gate, bias = "head" if c.flag("use_attention_gate") else "none", "qkvo" if c.flag("attention_bias") else ""

@@ -77,6 +77,7 @@ def _lara_mini(c: Config) -> Row:
 
 READERS = {
     "mellum": Decoder(
+        nesting="alone",
         bias=BIAS,
         qk_norm="head",
         windows=by_layer_types(lambda _, total: [FULL] * total),

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from attncalc import presets
 from attncalc.errors import AttncalcError
+from attncalc.hf_config import read_config
 
 TINY = {"num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100}
 LLAMA4 = TINY | {"model_type": "llama4_text", "intermediate_size": 32, "intermediate_size_mlp": 48}
@@ -161,3 +162,73 @@ def test_a_folder_of_the_name_is_hinted_at(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AttncalcError, match=r"\./mine"):
         presets.find_model("mine")
+
+
+ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
+BY_KIND = {"full_attention": ROPE, "sliding_attention": ROPE}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+MIMO = {"model_type": "mimo_v2_flash", "num_hidden_layers": 2}
+LAGUNA = {"model_type": "laguna", "num_hidden_layers": 2}
+GEMMA4 = {"model_type": "gemma4_text", "num_hidden_layers": 6, "num_kv_shared_layers": 0}
+
+# Widths of cos and sin that transformers computes, or of its frequencies other than 0.
+ROTATED: list[tuple[dict[str, Any], set[int]]] = [
+    (MIMO, {64}),
+    (MIMO | {"rope_parameters": BY_KIND}, {64}),
+    (MIMO | {"partial_rotary_factor": 0.334}, {64}),
+    (LAGUNA | {"partial_rotary_factor": 0.25}, {64}),
+    (GEMMA4 | {"partial_rotary_factor": 0.25}, {256, 128}),
+    *(
+        ({"model_type": kind, "rope_scaling": LINEAR, "rope_parameters": ROPE | {"partial_rotary_factor": 0.25}}, {n})
+        for kind, n in (("glm", 64), ("glm4", 64), ("phi", 32), ("persimmon", 32), ("stablelm", 20))
+    ),
+    (
+        {
+            "model_type": "glm",
+            "rope_scaling": LINEAR | {"partial_rotary_factor": 0.25},
+            "rope_parameters": ROPE | {"partial_rotary_factor": 0.5},
+        },
+        {32},
+    ),
+]
+
+REFUSED_ROPE: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({"model_type": kind, "partial_rotary_factor": None}, "partial_rotary_factor: must not be null")
+        for kind in ("glm", "glm4", "qwen3_next", "qwen3_5_text", "phi", "stablelm", "persimmon")
+    ),
+    *(
+        ({"model_type": kind, "rope_parameters": BY_KIND}, "full_attention: must not be given")
+        for kind in ("llama", "glm", "qwen2", "phi", "cohere2")
+    ),
+    *(
+        ({"model_type": "llama", name: {"rope_type": value}}, f"{name}.rope_type: must name a type of RoPE")
+        for name in ("rope_parameters", "rope_scaling")
+        for value in (None, "")
+    ),
+    *(
+        ({"model_type": kind, name: LINEAR}, f"{name}.full_attention: must be given")
+        for kind in ("laguna", "mellum", "mimo_v2_flash")
+        for name in ("rope_parameters", "rope_scaling")
+    ),
+    (GEMMA4 | {"rope_parameters": ROPE}, "rope_parameters.sliding_attention: must be given"),
+    (MIMO | {"partial_rotary_factor": 0.5}, "partial_rotary_factor: must rotate 64 values"),
+    ({"model_type": "phi3", "rope_scaling": LINEAR}, "rope_scaling.rope_type: must be one of default, longrope"),
+    (
+        {"model_type": "glm", "rope_parameters": ROPE | {"partial_rotary_factor": None}},
+        "rope_parameters.partial_rotary_factor: must not be null",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "widths"), ROTATED)
+def test_rotates_as_transformers_does(config: dict[str, Any], widths: set[int]) -> None:
+    layers = read_config(config, "config.json", "mine").document["layers"]
+    assert {row["attention"]["rope_dim"] for row in layers} == widths
+
+
+@pytest.mark.parametrize(("config", "line"), REFUSED_ROPE)
+def test_settings_of_rope_refused_by_name(config: dict[str, Any], line: str) -> None:
+    with pytest.raises(AttncalcError) as error:
+        presets.build(config, "config.json", "mine")
+    assert line in str(error.value)
