@@ -140,8 +140,6 @@ def document(
         rest["vocab_size"] = c.count("vocab_size", maximum=MAX_VOCABULARY)
     if "max_position_embeddings" not in rest:
         rest["max_position_embeddings"] = c.count("max_position_embeddings", maximum=MAX_POSITIONS)
-    if "hidden_size" not in rest:
-        rest["hidden_size"] = c.count("hidden_size")
     if "tie_word_embeddings" not in rest:
         rest["tie_word_embeddings"] = c.flag("tie_word_embeddings") if c.tie is None else c.tie
     return {

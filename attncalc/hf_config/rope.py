@@ -38,6 +38,8 @@ def rotated(
             c.note(f"rope_parameters.{kind}.{_PART}" if nested else _PART, part, "defaulted")
     if not 0 < factor <= 1:
         raise AttncalcError(c.path(_PART), "must be above 0 and at most 1", got=factor)
+    # A product of floats, cut, because the architectures' own code has that: 80 * 0.7 is 56 there, though the number
+    # that stands for 0.7 is below it and the exact product would be cut to 55.
     return int(head_dim * factor)
 
 

@@ -47,18 +47,24 @@ def mamba2(c: Config, inner: int, **options: object) -> Row:
         rule = f"must be auto or {inner // heads}, the inner width {inner} over mamba_n_heads {heads}"
         raise AttncalcError(c.path("mamba_d_head"), rule, got=str(c.value("mamba_d_head"))[:40])
     c.ignore(*_UNUSED)
+    fields = "mamba_n_groups mamba_d_state mamba_d_conv mamba_conv_bias mamba_proj_bias mamba_chunk_size"
+    return _mamba2_row(c, heads, inner // heads, fields) | options
+
+
+def _mamba2_row(c: Config, heads: int, width: int, fields: str) -> Row:
+    """`fields`: the names of groups, state size, kernel, its bias, the projections' bias and the chunk size."""
+    groups, state, kernel, conv_bias, bias, chunk = fields.split()
     return {
         "variant": "mamba2",
         "num_heads": heads,
-        "head_dim": inner // heads,
-        "n_groups": c.count("mamba_n_groups"),
-        "state_size": c.count("mamba_d_state"),
-        "conv_kernel": c.count("mamba_d_conv", minimum=2),
-        "conv_bias": c.flag("mamba_conv_bias"),
-        "bias": c.flag("mamba_proj_bias"),
-        "chunk_size": c.count("mamba_chunk_size"),
+        "head_dim": width,
+        "n_groups": c.count(groups),
+        "state_size": c.count(state),
+        "conv_kernel": c.count(kernel, minimum=2),
+        "conv_bias": c.flag(conv_bias),
+        "bias": c.flag(bias),
+        "chunk_size": c.count(chunk),
         "gated_norm": True,
-        **options,
     }
 
 
@@ -80,7 +86,7 @@ def _bamba(c: Config) -> Row:
     named = c.listed("attn_layer_indices", null=[])
     full = {c.whole(f"attn_layer_indices[{i}]", n, 0, total - 1) for i, n in enumerate(named)}
     attention = softmax(c, rope=0.5, bias=_bias(c))
-    if attention["rope_dim"] != int(attention["head_dim"] * 0.5):
+    if attention["rope_dim"] != attention["head_dim"] // 2:
         raise AttncalcError(c.path("partial_rotary_factor"), "must be absent or 0.5 in this architecture")
     ffn = dense(c.count("intermediate_size"), bias=c.flag("mlp_bias"))
     return _alternating(c, "attn_layer_indices", [FULL if i in full else LINEAR for i in range(total)], attention, ffn)
@@ -128,19 +134,8 @@ def _mamba2(c: Config) -> Row:
         raise AttncalcError(c.path("head_dim"), rule, got=width)
     check(c, (("rms_norm", True), ("intermediate_size", inner)))
     c.ignore("time_step_rank", "norm_before_gate", *_UNUSED)
-    mixer = {
-        "variant": "mamba2",
-        "num_heads": heads,
-        "head_dim": width,
-        "n_groups": c.count("n_groups"),
-        "state_size": c.count("state_size"),
-        "conv_kernel": c.count("conv_kernel", minimum=2),
-        "conv_bias": c.flag("use_conv_bias"),
-        "bias": c.flag("use_bias"),
-        "chunk_size": c.count("chunk_size"),
-        "gated_norm": True,
-    }
-    return _without_positions(c, mixer)
+    fields = "n_groups state_size conv_kernel use_conv_bias use_bias chunk_size"
+    return _without_positions(c, _mamba2_row(c, heads, width, fields))
 
 
 def _mamba(c: Config, norms: str = "none") -> Row:
