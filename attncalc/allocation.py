@@ -254,6 +254,25 @@ def run(model: Model, engine: str, request: Request) -> Allocation:
     return profile.allocate(model, request)
 
 
+def idle_options(model: Model, engine: str, request: Request) -> tuple[str, ...]:
+    """Options that were set and without which the same bytes are allocated: this model has no use for them."""
+
+    def held(options: EngineOptions) -> object:
+        made = run(model, engine, replace(request, options=options))
+        blocks = tuple((pool.block_bytes, pool.held(made.context, made.sequences)) for pool in made.pools)
+        return made.layers, made.bytes_overhead, made.sequences, made.stages, blocks
+
+    return tuple(n for n in request.options.given if same(held, request.options, request.options.without(n)))
+
+
+def same(compute: "Callable[[EngineOptions], object]", one: EngineOptions, other: EngineOptions) -> bool:
+    """Whether both options give the same; what cannot be computed with the other is not the same."""
+    try:
+        return compute(one) == compute(other)
+    except AttncalcError:
+        return False
+
+
 KEPT_APART = {"index": "index keys", "state": "states", "conv": "columns of a convolution"}
 """Kinds of tensors that have a format of their own."""
 

@@ -1,6 +1,6 @@
 """One function for each command: options in, report out. The command line and tests call these."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -71,24 +71,18 @@ def one_conventions(resolved: list[Resolved], formats: list[Formats] | None = No
 
 def cache(positional: list[str], options: list[str], engines: list[str], asked: Options) -> Report:
     """`attncalc cache`."""
-    from attncalc.allocation import allocate, baselines
+    from attncalc.allocation import Request, baselines, idle_options, run
+
+    idle: list[str] = []
 
     named = find_models(positional, options)
     resolved = [resolve(asked, n.model) for n in named]
 
     def compute(model: Model, r: Resolved, engine: str, settings: EngineOptions) -> "Made":
         w, c = r.workload, r.conventions
-        made = allocate(
-            model,
-            w.context,
-            batch=w.batch,
-            engine=engine,
-            form=c.form,
-            tp=r.tp,
-            mtp=asked.mtp,
-            formats=c.formats,
-            options=settings,
-        )
+        request = Request(w.context, w.batch, c.formats, c.form, r.tp, asked.mtp, settings)
+        made = run(model, engine, request)
+        idle.extend(idle_notes(model, engine, idle_options(model, engine, request)))
         return made, baselines(made, mtp=asked.mtp)
 
     made, refused, used = under_engines(named, resolved, engines, asked.engine, compute)
@@ -105,7 +99,12 @@ def cache(positional: list[str], options: list[str], engines: list[str], asked: 
     conventions = one_conventions(resolved, [a.formats for a, _ in made])
     from attncalc.report.cache import cache_report
 
-    return cache_report(inputs, conventions, made, list(dict.fromkeys(notes + refused)))
+    return cache_report(inputs, conventions, made, list(dict.fromkeys(notes + idle + refused)))
+
+
+def idle_notes(model: Model, engine: str, names: Iterable[str]) -> list[str]:
+    """What was set and changes nothing."""
+    return [f"{model.id}, {engine}: {option(name)} changes nothing here" for name in names]
 
 
 def under_engines(
@@ -144,29 +143,31 @@ def under_engines(
 
 def flops(positional: list[str], options: list[str], engines: list[str], asked: Options) -> Report:
     """`attncalc flops`."""
+    from attncalc.allocation import same
     from attncalc.flops import step_cost
 
+    idle: list[str] = []
     named = find_models(positional, options)
     resolved = [resolve(asked, n.model) for n in named]
 
     def compute(model: Model, r: Resolved, engine: str, settings: EngineOptions) -> "StepCost":
         w = r.workload
-        return step_cost(
-            model,
-            w.context,
-            w.new_tokens,
-            batch=w.batch,
-            engine=engine,
-            tp=r.tp,
-            conventions=r.conventions,
-            options=settings,
-        )
+
+        def cost(options: EngineOptions) -> "StepCost":
+            shared = {"batch": w.batch, "tp": r.tp}
+            return step_cost(
+                model, w.context, w.new_tokens, engine=engine, conventions=r.conventions, options=options, **shared
+            )
+
+        made = cost(settings)
+        idle.extend(idle_notes(model, engine, (n for n in settings.given if same(cost, settings, settings.without(n)))))
+        return made
 
     costs, refused, used = under_engines(named, resolved, engines, asked.engine, compute)
     inputs = model_inputs(named, resolved, used) | {"phase": costs[0].workload.phase}
     if asked.engine.given:
         inputs["engine_options"] = asked.engine.record()
-    notes = notes_of(resolved) + refused + [n.model.partial_note for n in named if n.model.partial_note]
+    notes = notes_of(resolved) + idle + refused + [n.model.partial_note for n in named if n.model.partial_note]
     for cost in costs:
         silent = [w.name for w in cost.model.extras(mtp=asked.mtp) if w.operation == "none" and w.place != "embedding"]
         if silent:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from attncalc.allocation import idle_options
 from attncalc.capacity import Capacity, Memory, fit
-from attncalc.commands import model_inputs, notes_of, one_conventions, under_engines
+from attncalc.commands import idle_notes, model_inputs, notes_of, one_conventions, under_engines
 from attncalc.engines.log import FRACTION_OF_FREE
 from attncalc.engines.options import EngineOptions
 from attncalc.errors import AttncalcError
@@ -147,6 +148,9 @@ def _notes(made: Capacity, memory: Memory) -> list[str]:
     model, full = made.model, made.full
     notes = [model.partial_note] if model.partial_note else []
     notes += [f"{model.id}: {line}" for line in made.replicated]
+    # A version changes the log, too.
+    idle = (name for name in idle_options(model, made.engine, made.request) if name != "version")
+    notes += idle_notes(model, made.engine, idle)
     if full.bytes_budget < 0:
         over = binary_bytes(-full.bytes_budget)
         notes.append(f"{model.id}: weights and reserve exceed the memory of a GPU by {over}")

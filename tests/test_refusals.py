@@ -8,6 +8,7 @@ import attncalc as package
 from attncalc import AttncalcError
 from attncalc.dtypes import Formats
 from attncalc.engines import ENGINES
+from attncalc.engines import engine as find_engine
 from attncalc.engines.options import EngineOptions
 from attncalc.presets import ids
 from attncalc.workload import Conventions
@@ -97,7 +98,8 @@ def test_a_refusal_of_flops_is_a_note_of_all(attncalc: Command) -> None:
 def test_an_option_that_changes_no_step_is_refused(options: dict[str, object]) -> None:
     model = package.load("llama-3.1-8b")
     for engine in ENGINES:
-        with pytest.raises(AttncalcError, match="nothing that flops counts"):
+        says = "nothing that flops counts" if set(options) <= set(find_engine(engine).options) else "no such option"
+        with pytest.raises(AttncalcError, match=says):
             model.flops(100, engine=engine, options=EngineOptions(**options))  # type: ignore[arg-type]
 
 
@@ -114,6 +116,48 @@ def test_a_format_of_what_no_layer_keeps_is_refused(preset: str, formats: dict[s
     wished = Formats(**formats)
     assert (refusal(model.cache, 100, formats=wished) or "").startswith(says)
     assert (refusal(model.flops, 100, conventions=Conventions(formats=wished)) or "").startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("words", "idle"),
+    [
+        (
+            "llama-3.1-8b --engine vllm --prefix-caching --no-hybrid-manager",
+            ("--prefix-caching", "--no-hybrid-manager"),
+        ),
+        ("llama-3.1-8b --engine vllm --max-batched-tokens 4096 --draft-tokens 3 --engine-version 0.20", ("all",)),
+        ("gpt-oss-20b --engine vllm --no-hybrid-manager --max-batched-tokens 512", ("--max-batched-tokens",)),
+        ("gpt-oss-20b --engine vllm --max-batched-tokens 512", ()),
+        ("qwen3.5-27b --engine vllm --prefix-caching --draft-tokens 2", ()),
+        ("llama-3.1-8b --engine llamacpp --ubatch 2048", ("--ubatch",)),
+        ("gpt-oss-20b --engine llamacpp --ubatch 2048", ()),
+        ("llama-3.1-8b --engine vllm --block-size 16", ("--block-size",)),
+        ("llama-3.1-8b --engine vllm --block-size 128", ()),
+        ("deepseek-v3 --engine transformers --engine-version 5.14", ()),
+        ("deepseek-v3 --engine transformers --engine-version 5.15", ("--engine-version",)),
+        ("llama-3.1-8b --engine sglang --dp 2 --dp-attention --tp 2 -b 2", ()),
+    ],
+)
+def test_an_option_that_changes_nothing_is_noted(attncalc: Command, words: str, idle: tuple[str, ...]) -> None:
+    every = words.split()
+    if idle == ("all",):
+        idle = tuple(word for word in every[3:] if word.startswith("--"))
+    made = attncalc("cache", *every, "-c", "5000", "--json").record
+    expected = [f"{every[0]}, {every[2]}: {name} changes nothing here" for name in idle]
+    found = [note for note in made["notes"] if "changes nothing here" in note]
+    assert sorted(found) == sorted(expected)
+
+
+def test_fit_and_flops_note_it_too(attncalc: Command) -> None:
+    text = "llama-3.1-8b, vllm: {} changes nothing here"
+    shared = ("llama-3.1-8b", "--engine", "vllm", "-c", "5000", "--json")
+    fits = attncalc("fit", *shared, "--memory", "9GB", "--prefix-caching", "--engine-version", "0.20").record["notes"]
+    assert [n for n in fits if "changes nothing" in n] == [text.format("--prefix-caching")]
+    step = attncalc("flops", *shared, "--draft-tokens", "3", "--engine-version", "0.20").record["notes"]
+    idle = [text.format(o) for o in ("--engine-version", "--draft-tokens")]
+    assert [n for n in step if "changes nothing" in n] == idle
+    chunk = attncalc("flops", "deepseek-v3", *shared[1:], "-q", "4", "--draft-tokens", "3").record["notes"]
+    assert not [n for n in chunk if "changes nothing" in n]
 
 
 def test_baselines_drop_formats_that_they_have_no_use_for(attncalc: Command) -> None:

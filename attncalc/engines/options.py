@@ -74,6 +74,11 @@ class EngineOptions:
         plain = {"pp": list, "swa_ratio": str}
         return {name: plain.get(name, lambda v: v)(getattr(self, name)) for name in self.given}
 
+    def without(self, name: str) -> "EngineOptions":
+        """All others; replicas within tp go with their number."""
+        left = [n for n in self.given if n != name and (n, name) != ("dp_attention", "dp")]
+        return EngineOptions(**{n: getattr(self, n) for n in left})
+
     def every(self, known: Iterable[str]) -> dict[str, Any]:
         """All that an engine has, as it stands in JSON; null where a thing is not there."""
         found = self.record()
