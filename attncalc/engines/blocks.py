@@ -41,8 +41,8 @@ class Spec(NamedTuple):
         if self.kind == "state":
             return self.states
         if self.kind == "full":
-            return _ceil(_ceil(context, dcp), self.block_tokens)
-        return _ceil(self.tokens(context, in_flight), self.block_tokens) + int(self.kind == "sliding")
+            return ceil_div(ceil_div(context, dcp), self.block_tokens)
+        return ceil_div(self.tokens(context, in_flight), self.block_tokens) + int(self.kind == "sliding")
 
     def tokens(self, context: int, in_flight: int) -> int:
         """Tokens of one sequence that a sliding or chunked cache may have to hold at once."""
@@ -55,13 +55,14 @@ class Spec(NamedTuple):
         return self.tokens(context, in_flight) < self.tokens(context + 1, in_flight)
 
 
-def _ceil(a: int, b: int) -> int:
+def ceil_div(a: int, b: int) -> int:
+    """The quotient, rounded up."""
     return -(-a // b)
 
 
 def pad(n: int, multiple: int) -> int:
     """`n` rounded up to a multiple."""
-    return _ceil(n, multiple) * multiple
+    return ceil_div(n, multiple) * multiple
 
 
 class Cache(NamedTuple):
@@ -137,9 +138,9 @@ def grouped(caches: Sequence[Cache], *, packed: bool = False) -> list[Group]:
     # Groups of the smallest count, unless the largest is below one and a half times that.
     size = max(counts) if 2 * max(counts) < 3 * min(counts) else min(counts)
     return [
-        Group(tuple(found[i :: _ceil(len(found), size)]))
+        Group(tuple(found[i :: ceil_div(len(found), size)]))
         for found in alike.values()
-        for i in range(_ceil(len(found), size))
+        for i in range(ceil_div(len(found), size))
     ]
 
 
@@ -188,7 +189,7 @@ def _packed(caches: Sequence[Cache]) -> list[Group]:
     each = _least_padding(repeats, max(mixed))
     out: list[Group] = []
     for bucket, pages_, even in zip(buckets, by_page, balanced, strict=True):
-        parts = _ceil(len(pages_[0]), each) if even else 1
+        parts = ceil_div(len(pages_[0]), each) if even else 1
         if parts == 1:
             out.append(Group(tuple(bucket)))
             continue

@@ -9,7 +9,7 @@ from attncalc.cache import CacheTensor, growing
 from attncalc.dtypes import Formats
 from attncalc.engines.base import Execution
 from attncalc.engines.options import EngineOptions
-from attncalc.engines.stages import stage_layers, stage_sizes, within
+from attncalc.engines.stages import pipeline, within
 from attncalc.model import LayerGroup, Model
 from attncalc.ops import Ops
 from attncalc.reach import Reach, ratio
@@ -79,10 +79,7 @@ class Layered:
 
         asked, request = request.formats, replace(request, formats=self.formats(model, request.formats))
         groups = model.layer_groups(mtp=request.mtp)
-        stages: list[frozenset[int] | None] = [None]
-        if request.options.pp:
-            sizes = stage_sizes(request.options.pp, model.num_layers, self.name)
-            stages = [*stage_layers({i for g in groups for i in g.indices}, sizes)]
+        stages = pipeline(request.options.pp, groups, model.num_layers, self.name)
         here = on_one_replica(request)
         made = [tuple(self.layer(model, g, here) for whole in groups if (g := within(whole, s))) for s in stages]
         held = [sum(layer.bytes for layer in stage) for stage in made]

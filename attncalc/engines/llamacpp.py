@@ -17,7 +17,7 @@ from attncalc.engines.blocks import pad
 from attncalc.engines.logical import PROFILE as LOGICAL
 from attncalc.engines.options import EngineOptions, check_since
 from attncalc.engines.serving import Ledger
-from attncalc.engines.stages import stage_layers, stage_sizes, within
+from attncalc.engines.stages import pipeline, within
 from attncalc.errors import AttncalcError, shown
 from attncalc.model import LayerGroup, Model
 from attncalc.ops import Ops
@@ -145,10 +145,7 @@ class LlamaCpp:
         here = replace(request, formats=self.formats(model, request.formats))
         context, month = divided(request), read_month(request.options.version)
         groups = model.layer_groups(mtp=request.mtp)
-        stages: list[frozenset[int] | None] = [None]
-        if request.options.pp:
-            sizes = stage_sizes(request.options.pp, model.num_layers, self.name)
-            stages = [*stage_layers({i for g in groups for i in g.indices}, sizes)]
+        stages = pipeline(request.options.pp, groups, model.num_layers, self.name)
         made = [
             tuple(_Layer(part, here, context, month) for g in groups if (part := within(g, stage))) for stage in stages
         ]

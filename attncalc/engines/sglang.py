@@ -14,11 +14,12 @@ from attncalc.attention.base import Attention
 from attncalc.cache import CacheTensor, Tensor
 from attncalc.dtypes import Formats, whole_bytes
 from attncalc.engines.base import Execution
+from attncalc.engines.blocks import ceil_div
 from attncalc.engines.layered import on_one_replica
 from attncalc.engines.logical import PROFILE as LOGICAL
 from attncalc.engines.options import EngineOptions
 from attncalc.engines.serving import Ledger, check_square, served
-from attncalc.engines.stages import stage_layers, stage_sizes, within
+from attncalc.engines.stages import pipeline, within
 from attncalc.errors import AttncalcError
 from attncalc.model import LayerGroup, Model
 from attncalc.ops import Ops
@@ -69,8 +70,8 @@ class Sizes(NamedTuple):
 
     def pages(self, context: int, sequences: int) -> int:
         """Pages of the full pool: of every token, and enough for its share to hold every window."""
-        every = sequences * _ceil(context, self.page)
-        needed = sequences * _ceil(min(context, self.window), self.page)
+        every = sequences * ceil_div(context, self.page)
+        needed = sequences * ceil_div(min(context, self.window), self.page)
         return max(every, -int(-needed // self.share))
 
     def taken(self, pool: str, context: int, sequences: int) -> int:
@@ -86,14 +87,10 @@ class Sizes(NamedTuple):
 
     def growth(self, pool: str, context: int) -> "Fraction | int":
         """Rows that the next token of one sequence adds, averaged over a page."""
-        by_window = self.pages(context, 1) > _ceil(context, self.page)
+        by_window = self.pages(context, 1) > ceil_div(context, self.page)
         each = ratio(self.share.denominator, self.share.numerator)
         full = (each if context < self.window else 0) if by_window else 1
         return full if pool == "full" else full * self.share
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 class Sglang:
@@ -163,10 +160,7 @@ class Sglang:
         if not names:
             raise AttncalcError("--engine", "sglang has no pool for it", got=f"{model.id}, which keeps nothing")
         sizes = pool_sizes(groups, names, here.options)
-        stages: list[frozenset[int] | None] = [None]
-        if here.options.pp:
-            shares = stage_sizes(here.options.pp, model.num_layers, self.name, extra="last")
-            stages = [*stage_layers({i for g in groups for i in g.indices}, shares)]
+        stages = pipeline(here.options.pp, groups, model.num_layers, self.name, extra="last")
         widths = [[_width(groups, parts, name, here.formats, s) for name in names] for s in stages]
         spares = [sum(w * _spare(n, sizes) for w, n in zip(stage, names, strict=True)) for stage in widths]
         totals = [
@@ -311,7 +305,7 @@ def _pool(
         for i in group.indices
         if stage is None or i in stage
     )
-    group = PoolGroup(tuple(layers), page, lambda n: _ceil(n, page) if page else 1)
+    group = PoolGroup(tuple(layers), page, lambda n: ceil_div(n, page) if page else 1)
     return Pool(name, (page or 1) * width, (group,), 1, lambda n, sequences: sizes.taken(name, n, sequences))
 
 
@@ -336,7 +330,7 @@ def _layer(logical: LayerCache, parts: list[Part], request: Request, sizes: Size
             tensors.append(Tensor(t.name, shape, name, held))
             elements += t.heads.size * t.width.size
         growth += 8 * row * sizes.growth(part.pool, request.context)
-        pages.append(Page(names, sizes.page, sizes.page * row, _ceil(rows, sizes.page * request.batch)))
+        pages.append(Page(names, sizes.page, sizes.page * row, ceil_div(rows, sizes.page * request.batch)))
     return logical._replace(
         tensors=tuple(tensors), elements_per_token=elements, growth_bits=growth, bytes_fixed=fixed, pages=tuple(pages)
     )
@@ -357,7 +351,7 @@ def _explain(ledger: Ledger, part: Part, layers: int, plain: Request, here: Requ
     elif part.pool == "sliding":
         times = f"{sizes.share} times " if sizes.share != 1 else ""
         ledger.add(f"the sliding pool holds {times}the tokens of the full one, whatever the window", held - own)
-    elif sizes.pages(here.context, here.batch) > here.batch * _ceil(here.context, sizes.page):
+    elif sizes.pages(here.context, here.batch) > here.batch * ceil_div(here.context, sizes.page):
         ledger.add("the full pool is as large as the windows in its share, the sliding pool, demand", held - own)
     elif bounded:
         ledger.add("sliding layers of this architecture hold the whole context, as full ones", held - own)

@@ -1,6 +1,6 @@
 """Pipeline stages: which layers each GPU of a pipeline holds."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from attncalc.errors import AttncalcError
 from attncalc.model import LayerGroup
@@ -38,6 +38,19 @@ def stage_layers(layers: Collection[int], sizes: tuple[int, ...]) -> list[frozen
         out.append(frozenset(n for n in layers if first <= n < last))
         first += size
     return out
+
+
+def pipeline(
+    pp: tuple[int, ...] | None, groups: Iterable[LayerGroup], layers: int, engine: str, *, extra: str = ""
+) -> list[frozenset[int] | None]:
+    """The layers of every stage, of groups with MTP layers or without; None alone where there is no pipeline.
+
+    Raises:
+        AttncalcError: the stages do not fit the layers.
+    """
+    if not pp:
+        return [None]
+    return [*stage_layers({i for g in groups for i in g.indices}, stage_sizes(pp, layers, engine, extra=extra))]
 
 
 def within(group: LayerGroup, stage: Collection[int] | None) -> LayerGroup | None:

@@ -23,7 +23,7 @@ from attncalc.engines.logical import PROFILE as LOGICAL
 from attncalc.engines.options import EngineOptions, check_since, read_version
 from attncalc.engines.paged import BATCHED_TOKENS, Kept, paged
 from attncalc.engines.serving import check_square, served
-from attncalc.engines.stages import stage_layers, stage_sizes
+from attncalc.engines.stages import pipeline
 from attncalc.errors import AttncalcError
 from attncalc.model import LayerGroup, Model
 from attncalc.ops import Ops
@@ -152,10 +152,8 @@ class Vllm:
         if options.no_hybrid_manager:
             caches = blocks.promote(caches)
         made = blocks.grouped(caches, packed=any(isinstance(g.attention, CSA) for g in groups))
-        stages: list[frozenset[int]] = []
-        if options.pp:
-            sizes = stage_sizes(options.pp, model.num_layers, self.name, extra="before_last")
-            stages = stage_layers({i for g in groups for i in g.indices}, sizes)
+        cut = pipeline(options.pp, groups, model.num_layers, self.name, extra="before_last")
+        stages = [stage for stage in cut if stage is not None]
         tokens = max(k.spec.block_tokens for k in kept) or options.block_size
         settings = replace(
             options,
