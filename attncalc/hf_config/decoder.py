@@ -44,8 +44,12 @@ def head_dim(c: Config) -> int:
 
 
 def kv_heads(c: Config) -> int:
-    """The field, or all heads where it is null."""
-    return c.count("num_key_value_heads", null=c.count("num_attention_heads"))
+    """The field, or all heads where it is null; heads are divided by it."""
+    heads = c.count("num_attention_heads")
+    number = c.count("num_key_value_heads", null=heads)
+    if heads % number:
+        raise AttncalcError(c.path("num_key_value_heads"), f"must divide num_attention_heads {heads}", got=number)
+    return number
 
 
 def no_windows(c: Config, total: int) -> list[int | None]:  # noqa: ARG001
@@ -112,7 +116,22 @@ def shared_experts(c: Config, **options: Any) -> Row:
     size = c.count("moe_intermediate_size")
     shared = size * c.count("n_shared_experts", minimum=0)
     experts, top_k = c.count("n_routed_experts"), c.count("num_experts_per_tok")
+    if options.get("router_correction") == "buffer":
+        check_groups(c, experts)
     return moe(experts, top_k, size, shared_intermediate_size=shared, **options)
+
+
+def check_groups(c: Config, experts: int, names: tuple[str, str] = ("n_group", "topk_group")) -> None:
+    """Refuse groups of experts that the code of the router fails on: it picks `topk_group` of them by two experts."""
+    groups, picked = names
+    number: int | None = None
+    if c.has(groups):
+        number = c.count(groups)
+        if experts % number or experts // number < 2:
+            rule = f"must divide the {experts} experts into groups of 2 or more"
+            raise AttncalcError(c.path(groups), rule, got=number)
+    if c.has(picked):
+        c.count(picked, maximum=number or experts)
 
 
 def first_dense(c: Config, total: int) -> Callable[[int], bool]:

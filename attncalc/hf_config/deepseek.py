@@ -21,15 +21,18 @@ from attncalc.hf_config.decoder import (
 from attncalc.hf_config.layers import Layer, Row, dense, document, mtp
 
 DENSE, SPARSE = "dense", "sparse"
-IGNORED = ("num_key_value_heads", "qk_head_dim", "ep_size", "rope_parameters", "rope_scaling", "head_dim")
+IGNORED = ("qk_head_dim", "ep_size", "rope_parameters", "rope_scaling", "head_dim")
 
 
 def mla(c: Config, *, variant: str = "mla", v_head_dim: int | None = None, **options: object) -> Row:
     """Latent attention by the fields that all of these share; RoPE turns its own part of a head, whatever its type."""
+    heads = c.count("num_attention_heads")
+    if c.has("num_key_value_heads") or c.declares("num_key_value_heads"):
+        c.only("num_key_value_heads", heads, None)  # the code expands K and V to all heads, and fails on others
     c.ignore(*IGNORED)
     return {
         "variant": variant,
-        "num_heads": c.count("num_attention_heads"),
+        "num_heads": heads,
         "q_lora_rank": c.maybe("q_lora_rank"),
         "kv_lora_rank": c.count("kv_lora_rank"),
         "qk_nope_head_dim": c.count("qk_nope_head_dim", minimum=0),
@@ -48,6 +51,8 @@ def _deepseek(correction: str) -> Callable[[Config], Row]:
 
     def read(c: Config) -> Row:
         total = layer_count(c)
+        if correction == "buffer" and not c.null("head_dim"):
+            c.only("head_dim", c.count("qk_rope_head_dim", minimum=0))
         attention = mla(c)
         c.only("mlp_bias", False)
         ffns = moe_layers(c, total, first_dense(c, total), shared_experts(c, router_correction=correction))

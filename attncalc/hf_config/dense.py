@@ -62,8 +62,8 @@ def _second(c: Config, total: int) -> list[str]:  # noqa: ARG001
     return every(2, total)
 
 
-def _sliding_if_any(c: Config, total: int) -> list[str]:
-    return [FULL if c.null("sliding_window") else SLIDING] * total
+def _sliding(c: Config, total: int) -> list[str]:  # noqa: ARG001
+    return [SLIDING] * total
 
 
 def _xielu(c: Config, total: int) -> list[Row]:
@@ -114,7 +114,7 @@ def _hunyuan_bias(c: Config) -> str:
 
 
 def _ministral_bias(c: Config) -> str:
-    given(c, "head_dim")
+    given(c, "head_dim", *(("sliding_window",) if c.has("sliding_window") else ()))
     return ""
 
 
@@ -183,7 +183,7 @@ READERS = {
         expected=(("clip_qkv", None), ("use_sliding_window", False), ("sliding_window", None)),
     ),
     "jais2": Decoder(bias=ATTENTION_BIAS, ffn=_ffn(gated=False, bias="mlp_bias"), norm="layer_bias"),
-    "ministral": Decoder(bias=_ministral_bias, windows=by_layer_types(_sliding_if_any)),
+    "ministral": Decoder(bias=_ministral_bias, windows=by_layer_types(_sliding)),
     "nanochat": Decoder(
         bias=ATTENTION_BIAS, ffn=_ffn(gated=False), qk_norm="unweighted", norm="unweighted", final_softcap=True
     ),

@@ -68,7 +68,10 @@ def _falcon(c: Config) -> Row:
         c.ignore("multi_query")
     else:
         kv, norms = (1 if c.flag("multi_query") else heads), (1 if beside else 2)
-        c.ignore("num_kv_heads", "num_ln_in_parallel_attn")
+        c.only("num_ln_in_parallel_attn", None, 1)
+        if not c.flag("multi_query"):
+            c.only("num_kv_heads", None, heads)
+        c.ignore("num_kv_heads")
     if newer and not beside:
         c.only("parallel_attn", True)
     bias = c.flag("bias")

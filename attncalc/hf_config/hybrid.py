@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from attncalc.errors import AttncalcError, shown
 from attncalc.hf_config.config import Config
-from attncalc.hf_config.decoder import check, head_dim, kv_heads, layer_count
+from attncalc.hf_config.decoder import check, check_groups, head_dim, kv_heads, layer_count
 from attncalc.hf_config.layers import Layer, Row, dense, document, gqa, moe
 
 MIXERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
@@ -88,6 +88,7 @@ def _experts(c: Config) -> Row:
     if latent is not None:
         options["latent_size"] = latent
     sizes = c.count("n_routed_experts"), c.count("num_experts_per_tok"), c.count("moe_intermediate_size")
+    check_groups(c, sizes[0])
     return moe(*sizes, **options)
 
 

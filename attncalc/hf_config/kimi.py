@@ -8,7 +8,7 @@ from collections.abc import Callable
 from attncalc.errors import AttncalcError
 from attncalc.hf_config.composite import text_model
 from attncalc.hf_config.config import Config, Facts
-from attncalc.hf_config.decoder import check, layer_count, moe_layers
+from attncalc.hf_config.decoder import check, check_groups, layer_count, moe_layers
 from attncalc.hf_config.deepseek import mla
 from attncalc.hf_config.layers import Layer, Row, document, moe
 
@@ -85,6 +85,7 @@ def _experts(c: Config, *, k3: bool) -> Row:
     options: Row = {"shared_intermediate_size": shared, "router_correction": "buffer"}
     if k3:
         options["latent_size"] = c.count("routed_expert_hidden_size")
+    check_groups(c, c.count("num_experts"), ("num_expert_group", "topk_group"))
     return moe(c.count("num_experts"), c.count("num_experts_per_tok"), size, **options)
 
 

@@ -55,7 +55,7 @@ def _mllama(c: Config) -> Row:
     every_layer = layer_count(c)
     given = c.listed("cross_attention_layers", null=[3, 8, 13, 18, 23, 28, 33, 38])
     cross = len({c.whole(f"cross_attention_layers[{i}]", n, 0, every_layer - 1) for i, n in enumerate(given)})
-    width, kv = divided(c), c.count("num_key_value_heads")
+    width, kv = divided(c), kv_heads(c)
     heads, hidden, inner = c.count("num_attention_heads"), c.count("hidden_size"), c.count("intermediate_size")
     attention = gqa(heads, kv, width, rope_dim=rotated(c, width))
     layers = [Layer(attention, dense(inner), 2)] * (every_layer - cross)

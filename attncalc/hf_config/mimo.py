@@ -2,7 +2,7 @@
 
 from attncalc.errors import AttncalcError
 from attncalc.hf_config.config import Config, Facts
-from attncalc.hf_config.decoder import FULL, SLIDING, Decoder, check, layer_count, moe_layers
+from attncalc.hf_config.decoder import FULL, SLIDING, Decoder, check, check_groups, layer_count, moe_layers
 from attncalc.hf_config.layers import Layer, Row, document, gqa, moe, window
 from attncalc.hf_config.qwen import switched_windows
 from attncalc.hf_config.rope import rotated
@@ -46,6 +46,7 @@ def _flash(c: Config) -> Row:
 
     made = {kind: attention(kind) for kind in dict.fromkeys(kinds)}
     sizes = c.count("n_routed_experts"), c.count("num_experts_per_tok"), c.count("moe_intermediate_size")
+    check_groups(c, sizes[0])
     experts = moe(*sizes, router_correction="buffer")
     ffns = moe_layers(c, total, lambda i: mlp[i] == "sparse", experts)
     layers = [
@@ -73,12 +74,15 @@ def _sixth(total: int) -> list[int]:
 
 
 def _by_list(c: Config, total: int, words: str, numbers: str, known: tuple[str, str], derived: list[int]) -> list[str]:
-    """The words of a list, or by the older list of 0 and 1, or as the class derives them."""
-    if not c.null(words):
-        c.ignore(numbers)
-        return c.words(words, total, known)
-    given = c.listed(numbers, total, absent=derived)
-    return [known[c.whole(f"{numbers}[{i}]", n, 0, 1)] for i, n in enumerate(given)]
+    """The words of a list, which transformers reads, or derives; the older list of 0 and 1 must say the same."""
+    kinds = [known[n] for n in derived] if c.null(words) else c.words(words, total, known)
+    if c.has(numbers):
+        given = c.listed(numbers, total)
+        for i, n in enumerate(given):
+            if known[c.whole(f"{numbers}[{i}]", n, 0, 1)] != kinds[i]:
+                rule = f"must say {kinds[i]}, as transformers has it by {words} or derives it"
+                raise AttncalcError(c.path(f"{numbers}[{i}]"), rule, got=n)
+    return kinds
 
 
 READERS = {

@@ -14,6 +14,7 @@ from attncalc.hf_config.decoder import (
     every,
     first_dense,
     flag,
+    kv_heads,
     layer_count,
     layer_types,
     moe_layers,
@@ -128,7 +129,7 @@ def _partly_rotated(c: Config, **options: Any) -> Row:
     if stated is not None and turned != stated:
         rule = f"must rotate the {stated} values of a head that rotary_dim says"
         raise AttncalcError(c.path("partial_rotary_factor"), rule, got=f"{turned} values")
-    return gqa(c.count("num_attention_heads"), c.count("num_key_value_heads"), width, rope_dim=turned, **options)
+    return gqa(c.count("num_attention_heads"), kv_heads(c), width, rope_dim=turned, **options)
 
 
 def _minimax_m3(c: Config) -> Row:

@@ -34,10 +34,10 @@ def _plain(value: object) -> object:
 def _nullable(cls: type, name: str) -> bool:
     """Whether the class takes null for the field: it checks types, and what it derives from a null must not fail."""
     try:
-        cls(**{name: None})
+        made = cls(**{name: None})
     except Exception:  # noqa: BLE001 - whatever the class does with a null that it does not take
         return False
-    return True
+    return name != "num_key_value_heads" or getattr(made, name) is not None  # heads are divided by it
 
 
 def architecture(model_type: str) -> dict[str, Any]:

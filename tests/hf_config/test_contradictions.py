@@ -108,6 +108,49 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "tie_word_embeddings: is understood only as false",
     ),
     (NEWER_FALCON | {"num_kv_heads": 1}, "num_kv_heads: must be above 1 where new_decoder_architecture is true"),
+    *(
+        ({"model_type": kind, "num_key_value_heads": None}, "num_key_value_heads: must not be null")
+        for kind in ("glm", "ernie4_5_moe", "qwen2_moe")
+    ),
+    *(
+        ({"model_type": kind, "num_key_value_heads": 4}, "num_key_value_heads: is understood only as")
+        for kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu")
+    ),
+    ({"model_type": "deepseek_v3", "num_attention_heads": 64}, "num_key_value_heads: is understood only as 64"),
+    ({"model_type": "deepseek_v3", "head_dim": 32}, "head_dim: is understood only as 64, got 32"),
+    *(
+        ({"model_type": "deepseek_v3", **groups}, line)
+        for groups, line in (
+            ({"n_group": None}, "n_group: must"),
+            ({"n_group": 0}, "n_group: must be from 1"),
+            ({"n_group": 7}, "n_group: must divide the 256 experts"),
+            ({"n_group": 256}, "n_group: must divide the 256 experts into groups of 2 or more"),
+            ({"n_group": 4, "topk_group": 5}, "topk_group: must be from 1 to 4"),
+        )
+    ),
+    (
+        {"model_type": "falcon", "num_ln_in_parallel_attn": 2},
+        "num_ln_in_parallel_attn: is understood only as null or 1",
+    ),
+    ({"model_type": "falcon", "multi_query": False, "num_kv_heads": 1}, "num_kv_heads: is understood only as null"),
+    ({"model_type": "ministral", "head_dim": 64, "sliding_window": None}, "sliding_window: must be given"),
+    (
+        {"model_type": "mimo_v2_flash", "num_hidden_layers": 3, "hybrid_layer_pattern": [0, 0, 1]},
+        "hybrid_layer_pattern[1]: must say sliding_attention",
+    ),
+    (
+        {
+            "model_type": "mimo_v2_flash",
+            "num_hidden_layers": 2,
+            "layer_types": ["full_attention"] * 2,
+            "hybrid_layer_pattern": [0, 1],
+        },
+        "hybrid_layer_pattern[1]: must say full_attention",
+    ),
+    (
+        {"model_type": "mimo_v2_flash", "num_hidden_layers": 2, "moe_layer_freq": [1, 1]},
+        "moe_layer_freq[0]: must say dense",
+    ),
     ({"model_type": "llama", "": 1}, "is a field that the reader does not understand"),
     (
         {"model_type": "qwen3_vl_text", "architectures": ["Qwen3VLForSequenceClassification"]},

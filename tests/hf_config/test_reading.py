@@ -37,7 +37,7 @@ REFUSED = [
     (without(vocab_size=2**40), "vocab_size: must be from 1 to 16777216"),
     (without(head_dim=128.5), "head_dim: must be a whole number"),
     (without(num_attention_heads=31), "num_attention_heads: must divide hidden_size 4096"),
-    (without(num_key_value_heads=5), "num_kv_heads: must divide num_heads 32"),
+    (without(num_key_value_heads=5), "num_key_value_heads: must divide num_attention_heads 32, got 5"),
     (without(tie_word_embeddings="false"), "tie_word_embeddings: must be true or false, got 'false'"),
     (without(model_type="llamma"), "is an architecture that no reader knows, got 'llamma'. Did you mean 'llama'?"),
     (without("model_type"), "model_type: is missing"),
