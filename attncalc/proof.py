@@ -21,6 +21,10 @@ def need_torch(command: str, install: str = TORCH_HINT) -> None:
     Raises:
         AttncalcError: torch cannot be imported.
     """
+    import warnings
+
+    # torch warns where NumPy is not installed; nothing here needs it.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
     try:
         import torch  # noqa: F401
     except ImportError:

@@ -191,17 +191,21 @@ def _rich_table(table: Table) -> Any:
     return drawn
 
 
+def _each(value: str | list[str]) -> str:
+    """A format, or those of several results, each once."""
+    return value if isinstance(value, str) else " or ".join(dict.fromkeys(value))
+
+
 def _convention_notes(report: Report) -> tuple[str, ...]:
     c = report.conventions
     if "count" not in c:
         return ()
-    cache = c["kv_dtype"] if isinstance(c["kv_dtype"], str) else " or ".join(dict.fromkeys(c["kv_dtype"]))
     states = any(r.get("bytes_fixed") or r.get("cache_bytes_constant") for r in report.results)
-    kept = f"cache {cache}"
-    if isinstance(c["kv_dtype"], str) and c["index_dtype"] != c["kv_dtype"]:
-        kept += f", index keys {c['index_dtype']}"
+    kept = f"cache {_each(c['kv_dtype'])}"
+    if c["index_dtype"] != c["kv_dtype"]:
+        kept += f", index keys {_each(c['index_dtype'])}"
     if states:
-        kept += f", constant states {c['state_dtype']}, convolution states {c['conv_dtype']}"
+        kept += f", constant states {_each(c['state_dtype'])}, convolution states {_each(c['conv_dtype'])}"
     if report.command == "cache":
         return (kept,)
     if report.command == "fit":

@@ -33,7 +33,7 @@ def parse_count(text: str | int, where: str, *, minimum: int = 1) -> int:
     else:
         found = _COUNT.fullmatch(str(text).strip()) if len(str(text)) < 40 else None
         if not found:
-            rule = "must be a whole number"
+            rule = f"must be a whole number of at least {minimum}, without a sign or a fraction"
             raise AttncalcError(where, rule, got=shown(text), hint="Write 131072, 131_072 or 128k")
         value = int(found[1].replace("_", "").replace(",", "")) * int(_COUNT_SCALE[found[2]])
     if not minimum <= value <= MAX_COUNT:

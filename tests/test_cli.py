@@ -272,6 +272,9 @@ def test_an_index_format_leaves_the_baselines_alone(attncalc: Command) -> None:
     for name in ("mha", "gqa-8", "mqa"):
         assert made["baselines"][name]["bytes_total"] == plain["baselines"][name]["bytes_total"]
     assert "index keys fp8" in attncalc("cache", "deepseek-v3.2", "--index-dtype", "fp8").out
+    every = attncalc("cache", "qwen3.5-35b-a3b", "kimi-k3", "--engine", "all").out
+    assert "convolution states bf16 or fp32" in " ".join(every.split())
+    assert "[" not in every.rpartition("note: cache")[2].partition("note:")[0]
     assert attncalc("cache", "gpt2", "--index-dtype", "fp8").status == 2
 
 

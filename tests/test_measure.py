@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from attncalc.attention.linear_state import LinearState  # noqa: E402
 from attncalc.attention.torch_base import Cache, CountOperations  # noqa: E402
 from attncalc.measure import hardware, plan  # noqa: E402
 from attncalc.measure import run as measured  # noqa: E402
+from attncalc.proof import need_torch  # noqa: E402
 from attncalc.workload import Workload  # noqa: E402
 
 PAIRS = ("parameters", "cache_bytes", "flops")
@@ -418,3 +420,10 @@ def test_every_variant_on_a_gpu(attncalc: Command) -> None:
     assert [(r["variant"], r["form"], r["phase"]) for r in rows if not r["ok"]] == []
     assert all(r["measured_seconds"] > 0 for r in rows)
     assert made.status == 0
+
+
+def test_torch_without_numpy_says_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        need_torch("measure")
+        warnings.warn("Failed to initialize NumPy: No module named 'numpy'", UserWarning, stacklevel=1)

@@ -12,7 +12,14 @@ def measure(
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, mps, or meta (counts alone, no memory).")] = "cpu",
     model: o.ModelOption = None,
     form: o.Form = None,
-    context: o.Context = None,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            "-c",
+            help="Tokens per sequence. [default: cpu 128, mps 2048, cuda and meta 8192, --against 1000]",
+        ),
+    ] = None,
     batch: o.Batch = "1",
     new_tokens: Annotated[str, typer.Option("--new-tokens", "-q", help="New tokens of a decode step.")] = "1",
     dtype: Annotated[str | None, typer.Option("--dtype", help="fp32, bf16, fp16, fp64. [default: by device]")] = None,
