@@ -249,26 +249,98 @@ def row(attncalc: Command, *words: str) -> dict[str, Any]:
 
 
 def test_sglang_says_its_pools_with_their_spare_pages(attncalc: Command) -> None:
-    """sgl-project/sglang#18039: 300,288 tokens of 39 sliding layers print as 8.38 and 5.59, which needs the page."""
+    """sgl-project/sglang#18039: 300,288 tokens of 39 sliding layers print as 8.38 and 5.59, which needs the page.
+
+    That version named no pools; 0.5.23 logs the full one first, with labels, and both together.
+    """
     token = 9 * 1 * (192 + 128) * 2 + 39 * 2 * (192 + 128) * 2
     words = ("mimo-v2-flash", "--engine", "sglang", "--tp", "4", "--block-size", "64", "--swa-ratio", "1")
     r = row(attncalc, *words, "--memory", f"{300_288 * token + 63 * token}B")
-    assert r["log_lines"][0] == "KV Cache is allocated. #tokens: 300288, K size: 8.38 GB, V size: 5.59 GB"
+    allocated = "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 300288,"
+    full = [f"{300_352 * 9 * width * 2 / GiB:.2f}" for width in (192, 128)]
+    total = f"{300_352 * token / GiB:.2f}"
+    assert r["log_lines"][:3] == [
+        f"Full {allocated} K size: {full[0]} GB, V size: {full[1]} GB",
+        f"SWA {allocated} K size: 8.38 GB, V size: 5.59 GB",
+        f"SWAKVPool mem usage: {total} GB, swa size: 300288, full size: 300288",
+    ]
     assert r["log_lines"][-1] == "max_total_num_tokens=300288"
     # Spare pages are on top of what the budget was divided by, and belong to no sequence.
     assert (r["tokens"], r["longest"]) == (300_288, 300_288 - 64)
     latent = row(attncalc, "deepseek-v3", "--engine", "sglang", "--memory", "10GiB")
     assert latent["tokens"] == 10 * GiB // (61 * 1152) == latent["longest"] + 1
+    line = f"KV Cache is allocated. dtype: torch.bfloat16, #tokens: {latent['tokens']}, KV size: 10.00 GB"
+    assert latent["log_lines"] == [line, f"max_total_num_tokens={latent['tokens']}"]
+    fp8 = row(attncalc, "llama-3.1-8b", "--engine", "sglang", "--kv-dtype", "fp8", "--memory", "10GiB")
+    assert fp8["log_lines"][0].startswith("KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: 163840,")
 
 
-def test_vllm_says_what_is_missing(attncalc: Command) -> None:
-    r = row(attncalc, "llama-3.1-8b", "--engine", "vllm", "--memory", "8GiB", "-c", "128k")
-    # 16.0 GiB for 131,072 tokens; 4,096 blocks hold 65,536
-    (line,) = r["log_lines"]
-    assert "(16.00 GiB KV cache is needed" in line
-    assert "memory (8.00 GiB)" in line
-    assert line.endswith("maximum model length is 65536.")
-    assert r["tokens_one_sequence"] == 65_536 - 16  # the null block
+def test_sglang_says_less_of_a_stage_without_full_layers(attncalc: Command) -> None:
+    words = ("gpt-oss-20b", "--engine", "sglang", "--memory", "10GiB", "--pp", "1,1,22")
+    assert len(row(attncalc, *words)["log_lines"]) == 4
+    alone = row(attncalc, *words[:-1], ",".join("1" * 24))
+    assert alone["log_lines"] == [f"max_total_num_tokens={alone['tokens']}"]
+
+
+# One block of Llama 3.1 8B: 16 tokens of 128 KiB.
+BLOCK = 16 * 131_072
+
+
+def vllm_log(attncalc: Command, memory: int, context: int, *words: str) -> list[str]:
+    words = (*words, "--memory", f"{memory}B", "-c", str(context))
+    lines = row(attncalc, "llama-3.1-8b", "--engine", "vllm", *words)["log_lines"]
+    assert isinstance(lines, list)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("blocks", "needed", "available", "longest"),
+    [
+        (4096, "16.0", "8.0", 65_520),  # 131,072 tokens take 16 GiB; one block of 4,096 is the null block
+        (8192, "16.0", "16.0", 131_056),  # as many as one request needs, and none for the null block
+        (100, "16.0", "0.19", 1584),
+        (2, "16.0", "0.0", 16),
+    ],
+)
+def test_vllm_says_what_is_missing(attncalc: Command, blocks: int, needed: str, available: str, longest: int) -> None:
+    (line,) = vllm_log(attncalc, blocks * BLOCK, 131_072)
+    assert f"({needed} GiB KV cache is needed" in line
+    assert f"memory ({available} GiB). " in line
+    assert line.endswith(f"maximum model length is {longest}.")
+    r = row(attncalc, "llama-3.1-8b", "--engine", "vllm", "--memory", f"{blocks * BLOCK}B")
+    assert (r["tokens_one_sequence"], r["sequences"]) == (longest, 0)
+
+
+def test_vllm_says_no_length_where_none_fits(attncalc: Command) -> None:
+    for memory in (0, BLOCK - 1, BLOCK):  # nothing is left beside the null block
+        assert vllm_log(attncalc, memory, 8192) == ["No available memory for the cache blocks."]
+    (line,) = vllm_log(attncalc, BLOCK + 1, 8192)
+    assert line.endswith("available KV cache memory (0.0 GiB).")
+
+
+def test_vllm_starts_with_one_block_more_than_a_request_takes(attncalc: Command) -> None:
+    assert vllm_log(attncalc, 512 * BLOCK, 8192)[0].startswith("To serve at least one request")
+    assert vllm_log(attncalc, 513 * BLOCK, 8192)[0].startswith("GPU KV cache size: 8,208 tokens")
+    # What older versions check is not known.
+    assert vllm_log(attncalc, 512 * BLOCK, 8192, "--engine-version", "0.31") == []
+
+
+@pytest.mark.parametrize(
+    ("blocks", "context", "tokens", "concurrency"),
+    [
+        (642, 10_000, "10,271", "1.03"),  # 642 / 625 * 10,000 is 10,272, and a float just below it
+        (203, 3200, "3,247", "1.01"),  # 203 / 200: a float just below 1.015, and of 3,248
+        (207, 3200, "3,311", "1.03"),
+        (229, 3200, "3,664", "1.15"),
+    ],
+)
+def test_vllm_prints_floats(attncalc: Command, blocks: int, context: int, tokens: str, concurrency: str) -> None:
+    size = f"GPU KV cache size: {tokens} tokens"
+    requests = f"Maximum concurrency for {context:,} tokens per request: {concurrency}x"
+    memory = blocks * BLOCK
+    assert vllm_log(attncalc, memory, context) == [f"{size}, {requests}"]
+    assert vllm_log(attncalc, memory, context, "--engine-version", "0.25") == [f"{size}, {requests}"]
+    assert vllm_log(attncalc, memory, context, "--engine-version", "0.24") == [size, requests]
 
 
 def test_vllm_counts_blocks_of_the_stage_that_has_fewest(attncalc: Command) -> None:

@@ -44,43 +44,55 @@ def logged(
     return printer(Start(made, budgets, at, longest)) if printer else None
 
 
+ONE_LINE, NULL_BLOCK = (0, 25), (0, 32)
+"""From which version vLLM prints its two facts as one line (0.24 is the last one known to print two), and checks for a
+request beside the null block (older checks are not known)."""
+
+
 def _vllm(start: Start) -> Logged:
     """Tokens: int(max_model_len * concurrency); before 0.21 blocks // groups * the smallest block.
 
+    It starts where one request fits beside the null block, which belongs to no sequence.
     Source: vLLM 0.33 `v1/core/kv_cache_planning.py`, `v1/core/kv_cache_utils.py` of versions before.
     """
     made, (pool,) = start.made, start.made.pools
-    length, blocks = made.context, _blocks(start)
-    needed = pool.blocks(length)
-    if _before(made.options.version, (0, 21)):
+    length, blocks, version = made.context, _blocks(start), made.options.version
+    # Floats, as vLLM's own: what it prints is to be met, with the last token that rounding costs.
+    concurrency = blocks / pool.blocks(length)
+    tokens = int(concurrency * length)
+    if _before(version, (0, 21)):
         smallest = min(g.block_tokens for g in pool.groups if g.block_tokens)
         tokens = blocks // len(pool.groups) * smallest * (made.options.dcp or 1)
-    else:
-        tokens = blocks * length // needed
-    if blocks < needed:
-        return Logged(tokens, (_too_long(start, blocks),), blocks)
-    lines = (
-        f"GPU KV cache size: {tokens:,} tokens",
-        f"Maximum concurrency for {length:,} tokens per request: {decimals(blocks, needed)}x",
-    )
-    return Logged(tokens, lines, blocks)
+    if blocks - 1 < pool.blocks(length):
+        return Logged(tokens, () if _before(version, NULL_BLOCK) else (_no_start(start),), blocks)
+    size = f"GPU KV cache size: {tokens:,} tokens"
+    requests = f"Maximum concurrency for {length:,} tokens per request: {concurrency:.2f}x"
+    return Logged(tokens, (size, requests) if _before(version, ONE_LINE) else (f"{size}, {requests}",), blocks)
 
 
-def _too_long(start: Start, blocks: int) -> str:
-    """The refusal to start where not even one request fits, with the longest that would."""
+def _no_start(start: Start) -> str:
+    """The refusal of the first GPU on which not even one request fits, with the longest that would."""
     made, (pool,) = start.made, start.made.pools
-    each = block_bytes(made)
-    stage = min(range(len(each)), key=lambda i: start.budgets[i] // each[i])
+    needed = pool.blocks(made.context)
+    left = ((budget - n, n) for budget, n in zip(start.budgets, block_bytes(made), strict=True))
+    available, each = next((free, n) for free, n in left if free < needed * n)
+    if available <= 0:
+        return "No available memory for the cache blocks."
     low, high = 0, made.context
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if pool.blocks(middle) <= blocks else (low, middle)
-    return (
+        low, high = (middle, high) if pool.blocks(middle) * each <= available else (low, middle)
+    line = (
         f"To serve at least one request with the model's max seq len ({made.context}), "
-        f"({decimals(pool.blocks(made.context) * each[stage], GIB)} GiB KV cache is needed, which is larger than the "
-        f"available KV cache memory ({decimals(max(0, start.budgets[stage]), GIB)} GiB). Based on the available "
-        f"memory, the estimated maximum model length is {low}."
+        f"({_gib(needed * each)} GiB KV cache is needed, which is larger than the available KV cache memory "
+        f"({_gib(available)} GiB)."
     )
+    return f"{line} Based on the available memory, the estimated maximum model length is {low}." if low else line
+
+
+def _gib(n: int) -> str:
+    """As vLLM prints it: a rounded float, with one decimal where the second is zero."""
+    return str(round(n / GIB, 2))
 
 
 def _sglang(start: Start) -> Logged | None:
@@ -102,21 +114,46 @@ def _sglang(start: Start) -> Logged | None:
     tokens = start.longest // page * page
     while fits(tokens + page):
         tokens += page
-    made, lines = start.at(tokens), []
-    for sliding in (True, False):
-        sides: dict[str, int] = {}
-        rows = 0
-        for layer in made.layers:
-            if (layer.group.reach.bounded and "sliding" in pools) == sliding:
-                for t in layer.tensors:
-                    rows = t.shape[0] * t.shape[2]
-                    sides[t.name] = sides.get(t.name, 0) + layer.layers * t.bytes // rows * (rows + page)
-        if set(sides) == {"k", "v"}:
-            sizes = f"K size: {decimals(sides['k'], GIB)} GB, V size: {decimals(sides['v'], GIB)} GB"
-            lines.append(f"KV Cache is allocated. #tokens: {rows}, {sizes}")
-        elif set(sides) == {"c_kv", "k_pe"}:
-            lines.append(f"KV Cache is allocated. #tokens: {rows}, KV size: {decimals(sum(sides.values()), GIB)} GB")
+    made = start.at(tokens)
+    if "sliding" not in pools:
+        line, _, _ = _sglang_pool("", made.layers, page)
+        return Logged(tokens, (*filter(None, [line]), f"max_total_num_tokens={tokens}"))
+    sides = [[layer for layer in made.layers if layer.group.reach.bounded == bounded] for bounded in (False, True)]
+    (full, size, taken), (swa, swa_size, swa_taken) = map(_sglang_pool, ("Full ", "SWA "), sides, (page, page))
+    total = f"SWAKVPool mem usage: {decimals(taken + swa_taken, GIB)} GB, swa size: {swa_size}, full size: {size}"
+    # A stage of a pipeline may have layers of one kind alone; its lines are not known.
+    lines = (full, swa, total) if full and swa else ()
     return Logged(tokens, (*lines, f"max_total_num_tokens={tokens}"))
+
+
+TORCH = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp8": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "mxfp8": "float8_e4m3fn",
+    "nvfp4": "float4_e2m1fn_x2",
+}
+"""What PyTorch calls the elements of a format."""
+
+
+def _sglang_pool(label: str, layers: Sequence[LayerCache], page: int) -> tuple[str, int, int]:
+    """The line of one pool (none of records with index keys), its tokens, and its bytes with the spare page."""
+    sides: dict[str, int] = {}
+    held = [(layer.layers, t) for layer in layers for t in layer.tensors]
+    rows = 0
+    for count, t in held:
+        rows = t.shape[0] * t.shape[2]
+        sides[t.name] = sides.get(t.name, 0) + count * t.bytes // rows * (rows + page)
+    taken = sum(sides.values())
+    if set(sides) == {"k", "v"}:
+        sizes = f"K size: {decimals(sides['k'], GIB)} GB, V size: {decimals(sides['v'], GIB)} GB"
+    elif set(sides) == {"c_kv", "k_pe"}:
+        sizes = f"KV size: {decimals(taken, GIB)} GB"
+    else:
+        return "", rows, taken
+    dtype = f"torch.{TORCH[held[0][1].dtype]}"
+    return f"{label}KV Cache is allocated. dtype: {dtype}, #tokens: {rows}, {sizes}", rows, taken
 
 
 def _tensorrt_llm(start: Start) -> Logged:
