@@ -159,7 +159,10 @@ def test_a_cached_configuration_alone_is_not_enough(endpoint: str, tmp_path: Pat
     assert cache(endpoint, tmp_path, str(folder), HF_HUB_OFFLINE="1").returncode == 0
 
 
-@pytest.mark.parametrize("command", ["flops", "models", "explain", "compare", "measure"])
+@pytest.mark.parametrize(
+    "command",
+    ["flops", *(pytest.param(c, marks=pytest.mark.slow) for c in ("models", "explain", "compare", "measure"))],
+)
 def test_every_command_that_takes_a_model(endpoint: str, tmp_path: Path, command: str) -> None:
     words = {"measure": ("acme/tiny", "--device", "meta"), "explain": ("--model", "acme/tiny")}
     made = run(endpoint, tmp_path, command, *words.get(command, ("acme/tiny",)), "--json")

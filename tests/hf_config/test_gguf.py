@@ -272,7 +272,11 @@ def written(folder: Path, fields: Mapping[str, Any], tensors: Tensors, **options
     return path
 
 
-@pytest.mark.parametrize("name", MODELS)
+SAMPLE = ("llama-3.2-1b", "qwen3-30b-a3b", "deepseek-v2-lite")
+"""In the fast run: vocabularies of a quarter of a million words take seconds to write and to read."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(m, marks=() if m in SAMPLE else pytest.mark.slow) for m in MODELS])
 def test_a_header_gives_the_shipped_preset(name: str, tmp_path: Path) -> None:
     shipped = presets.load(name)
     fields, tensors = MODELS[name](shipped)
