@@ -264,6 +264,9 @@ def _rooms(model: Model, engine: str, request: Request, memory: Memory) -> Itera
     groups, options, tp = model.layer_groups(mtp=request.mtp), request.options, request.tp
     made = find_engine(engine).allocate(model, replace(request, batch=1))
     stages = [stage.layers for stage in made.stages] or [tuple(sorted({i for g in groups for i in g.indices}))]
+    if model.partial and memory.total is not None:
+        rule, missing = f"the weights of {model.id} are known only in part", "; ".join(model.partial)
+        raise AttncalcError("--device", rule, got=f"without {missing}", hint="Give --memory or --free-memory")
     unplaced = _unplaced(model, groups) if len(stages) > 1 else ""
     if unplaced and memory.total is not None:
         rule = f"the stage of some weights of {model.id} is not known"

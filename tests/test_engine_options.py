@@ -8,7 +8,7 @@ import attncalc
 from attncalc import AttncalcError
 from attncalc.engines import ENGINES, engine
 from attncalc.engines.options import EngineOptions, option, read_options, read_version
-from attncalc.engines.stages import stage_layers, stage_sizes, within
+from attncalc.engines.stages import pipeline, stage_layers, stage_sizes, within
 from tests.conftest import Command
 from tests.test_sharing import group, load
 
@@ -170,10 +170,30 @@ def test_a_stage_holds_what_its_layers_read() -> None:
     model = load(group("0"), group("1"), group("2", source=[0]), group("3", source=[1]))
     (every,) = stage_layers(range(4), (4,))
     assert [within(g, every) for g in model.groups] == list(model.groups)
-    first, second = stage_layers(range(4), (2, 2))
+    first, _ = stage_layers(range(4), (2, 2))
     assert [g and g.indices for g in (within(g, first) for g in model.groups)] == [(0,), (1,), None, None]
-    with pytest.raises(AttncalcError, match="own stage"):
-        within(model.groups[2], second)
+    with pytest.raises(AttncalcError, match="layer 2 reads the cache of a layer of its own stage, got layer 0"):
+        pipeline((2,), model.groups, 4, "engine")
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if name != "tensorrt-llm"])  # which has no such model
+@pytest.mark.parametrize(
+    ("preset", "pp", "reader", "source"),
+    [
+        ("gemma-4-e2b", (17, 18), 17, 13),  # the last 20 of 35 layers read layers 13 and 14
+        ("gemma-3n-e4b", (25, 10), 25, 18),  # the last 15 of 35 read layers 18 and 19
+        ("gemma-3n-e4b", (2, 17, 16), 20, 18),  # the stage that holds most is not the one that reads
+    ],
+)
+def test_no_stage_reads_the_cache_of_another(
+    name: str, preset: str, pp: tuple[int, ...], reader: int, source: int
+) -> None:
+    model = attncalc.load(preset)
+    refused = f"--pp: layer {reader} reads the cache of a layer of its own stage, got layer {source}"
+    with pytest.raises(AttncalcError, match=refused):
+        model.cache(1000, engine=name, options=EngineOptions(pp=pp))
+    own = model.cache(1000, engine=name, options=EngineOptions(pp=(8, 27)))
+    assert [len(stage.layers) for stage in own.stages] == [8, 27]
 
 
 def test_replicas_share_the_sequences(attncalc: Command) -> None:

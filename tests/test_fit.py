@@ -214,6 +214,18 @@ def test_a_stage_of_unknown_weights_is_refused() -> None:
     assert made.longest
 
 
+@pytest.mark.parametrize("preset", [name for name in ids("models") if package.load(name).partial])
+def test_what_weights_leave_is_refused_where_some_are_not_known(attncalc: Command, preset: str) -> None:
+    made = attncalc("fit", preset, "--device", "h200")
+    assert (made.status, made.out) == (2, "")
+    assert made.err.startswith(f"--device: the weights of {preset} are known only in part, got without ")
+    assert made.err.endswith(". Give --memory or --free-memory\n")
+    for words in (("--memory", "10GiB"), ("--free-memory", "10GiB")):
+        r = row(attncalc, preset, *words)
+        assert r["bytes_budget"] == 10 * GiB
+        assert r["longest"]
+
+
 def test_the_last_stage_has_what_mtp_adds() -> None:
     model = package.load("deepseek-v3")
     options, memory = EngineOptions(pp=(30, 31)), Memory(total=10**12)

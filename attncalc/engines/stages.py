@@ -46,27 +46,28 @@ def pipeline(
     """The layers of every stage, of groups with MTP layers or without; None alone where there is no pipeline.
 
     Raises:
-        AttncalcError: the stages do not fit the layers.
+        AttncalcError: the stages do not fit the layers, or a layer reads the cache of another stage.
     """
     if not pp:
         return [None]
-    return [*stage_layers({i for g in groups for i in g.indices}, stage_sizes(pp, layers, engine, extra=extra))]
+    groups = tuple(groups)
+    sizes = stage_sizes(pp, layers, engine, extra=extra)
+    stages = stage_layers({i for g in groups for i in g.indices}, sizes)
+    sources = {i: source for g in groups if g.cache_from for i, source in zip(g.indices, g.cache_from, strict=True)}
+    for stage in stages:
+        for index in sorted(stage & sources.keys()):
+            if sources[index] not in stage:
+                rule = f"layer {index} reads the cache of a layer of its own stage"
+                raise AttncalcError("--pp", rule, got=f"layer {sources[index]}")
+    return [*stages]
 
 
 def within(group: LayerGroup, stage: Collection[int] | None) -> LayerGroup | None:
-    """The part of a group that lies on a stage; all of it where there is one stage.
-
-    Raises:
-        AttncalcError: a layer reads the cache of another stage.
-    """
+    """The part of a group that lies on a stage; all of it where there is one stage, None where nothing does."""
     if stage is None:
         return group
     kept = [i for i, index in enumerate(group.indices) if index in stage]
     if not kept:
         return None
     sources = tuple(group.cache_from[i] for i in kept) if group.cache_from else ()
-    for i, source in zip(kept, sources, strict=False):
-        if source not in stage:
-            rule = f"layer {group.indices[i]} reads the cache of a layer of its own stage"
-            raise AttncalcError("--pp", rule, got=f"layer {source}")
     return group._replace(indices=tuple(group.indices[i] for i in kept), cache_from=sources)
