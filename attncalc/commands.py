@@ -74,7 +74,6 @@ def cache(positional: list[str], options: list[str], engines: list[str], asked: 
     from attncalc.allocation import Request, baselines, idle_options, run
 
     idle: list[str] = []
-
     named = find_models(positional, options)
     resolved = [resolve(asked, n.model) for n in named]
 
@@ -92,6 +91,9 @@ def cache(positional: list[str], options: list[str], engines: list[str], asked: 
         notes += [f"{allocation.model.id}: no {b.name} of these heads: {b.reason}" for b in compared if b.reason]
         notes += [f"{allocation.model.id}: {line}" for line in allocation.replicated]
         notes += [f"{allocation.model.id}, {allocation.engine}: {line}" for line in allocation.shares]
+        if asked.engine.dp and allocation.sequences != allocation.batch:
+            held = f"{allocation.sequences:,} of the {allocation.batch:,} sequences"
+            notes.append(f"{allocation.model.id}, {allocation.engine}: bytes of one replica, which holds {held}")
     inputs = model_inputs(named, resolved, used)
     del inputs["new_tokens"]
     if asked.engine.given:

@@ -55,19 +55,27 @@ def find_model(name: str) -> tuple[Path, str]:
         from attncalc import hub
 
         if hub.is_id(name) and not name.lower().endswith(SUFFIXES):
-            return hub.fetch(name), "hub"
+            try:
+                return hub.fetch(name), "hub"
+            except AttncalcError as error:
+                if _bare(name) not in ids("models"):
+                    raise
+                hint = ". ".join(filter(None, (error.hint, f"A preset is called {_bare(name)}")))
+                raise AttncalcError(error.where, error.rule, got=error.got, hint=hint) from None
     from attncalc.attention import VARIANTS
 
-    known = "`attncalc models` lists all"
-    hint = suggestion(
-        re.sub(r"-(instruct|base|chat|it|hf|fp8|\d{4})\b", "", name.lower().rpartition("/")[2]), ids("models"), known
-    )
+    hint = suggestion(_bare(name), ids("models"), "`attncalc models` lists all")
     if name.partition(":")[0] in VARIANTS:
         hint = f"{name} is a variant: `attncalc compare {name}`"
     if not looks_like_path and _exists(name):
         hint = f"A file or folder here is named by ./{name}"
     rule = "no such file, preset or hf_id" if looks_like_path else "no such preset"
     raise AttncalcError("--model", rule, got=shown(name), hint=hint)
+
+
+def _bare(name: str) -> str:
+    """A model's name without its owner and what kind of checkpoint it is."""
+    return re.sub(r"-(instruct|base|chat|it|hf|fp8|\d{4})\b", "", name.lower().rpartition("/")[2])
 
 
 def _exists(name: str) -> bool:

@@ -290,3 +290,21 @@ def test_json_spells_every_default_out(
         (row,) = attncalc(*command, model, "--engine", name, *rest, "-c", "1000", "--json").record["results"]
         assert row["follows"] == follows
         assert row["engine_options"] == settings
+
+
+def test_bytes_of_one_of_several_replicas_say_so(attncalc: Command) -> None:
+    whole, one = (attncalc("cache", "llama-3.1-8b", "-c", "4096", "-b", n, *more) for n, more in REPLICAS)
+    assert whole.out.count("bytes of one replica") == 0
+    assert "note: llama-3.1-8b, vllm: bytes of one replica, which holds 2 of the 8" in one.out
+    assert "1.07 GB (1 GiB)" in whole.out
+    assert "1.08 GB (1 GiB)" in one.out  # with the null block
+
+
+REPLICAS = (("2", ()), ("8", ("--engine", "vllm", "--dp", "4")))
+
+
+def test_every_engine_stands_beside_the_logical_cache(attncalc: Command) -> None:
+    """Also where that is not asked for: kimi-k3 has 4,073,250,816 B, vLLM keeps 4,299,816,960 B."""
+    made = attncalc("cache", "kimi-k3", "--engine", "vllm", "--engine", "llamacpp").out
+    (vllm,) = (line for line in made.splitlines() if line.startswith("vllm") and "x" in line.split()[-1])
+    assert vllm.split()[-1] == "1.06x"

@@ -200,6 +200,9 @@ def test_offline_and_unreachable(endpoint: str, tmp_path: Path) -> None:
     offline = cache(endpoint, tmp_path, "acme/tiny", HF_HUB_OFFLINE="1")
     assert (offline.returncode, offline.stdout, len(offline.stderr.splitlines())) == (2, "", 1)
     assert "HF_HUB_OFFLINE is set" in offline.stderr
+    other = cache(endpoint, tmp_path, "meta-llama/Llama-3.1-8B-Instruct", HF_HUB_OFFLINE="1")
+    assert (other.returncode, len(other.stderr.splitlines())) == (2, 1)
+    assert other.stderr.rstrip().endswith("A preset is called llama-3.1-8b")
     assert not Hub.asked
     gone = cache("http://127.0.0.1:9", tmp_path, "acme/tiny")
     assert (gone.returncode, gone.stdout, len(gone.stderr.splitlines())) == (2, "", 1)

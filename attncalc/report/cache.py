@@ -167,9 +167,9 @@ def cache_report(
 
 
 def _side_by_side(results: "Sequence[Row]", lead: tuple[Column, ...]) -> tuple[list[Row], tuple[Column, ...]]:
-    """Engines instead of other heads: each against the logical cache of its model."""
-    logical = {r["model"]: r["bytes_total"] for r in results if r["engine"] == "logical"}
-    rows = [r | {"ratio": r["bytes_total"] / logical[r["model"]] if logical.get(r["model"]) else None} for r in results]
+    """Engines instead of other heads: each against the logical cache, from which its reasons lead to it."""
+    logical = [r["bytes_total"] - sum(reason["bytes"] for reason in r["reasons"]) for r in results]
+    rows = [r | {"ratio": r["bytes_total"] / n if n else None} for r, n in zip(results, logical, strict=True)]
     columns = (
         *lead,
         Column("bytes_per_token", "next token, B", number_text),
