@@ -84,9 +84,9 @@ class Room(NamedTuple):
 class Capacity(NamedTuple):
     """What a memory holds of one model under one engine.
 
-    `rooms`: of every pipeline stage. `longest`: tokens of the longest single sequence, None where no length is too
-    long; it takes `bytes_used` of the room that is full, and one token more would take `bytes_next`. `formats` and
-    `settings`: those that the engine keeps and has.
+    `rooms`: of every pipeline stage. `longest`: tokens of the longest single sequence, None where none that is
+    counted is too long (`constant`: since the cache does not grow); it takes `bytes_used` of the room that is full, and
+    one token more would take `bytes_next`. `formats` and `settings`: those that the engine keeps and has.
     """
 
     model: Model
@@ -103,6 +103,7 @@ class Capacity(NamedTuple):
     replicated: tuple[str, ...]
     formats: Formats
     settings: EngineOptions
+    constant: bool
 
     @property
     def tokens(self) -> int | None:
@@ -238,6 +239,7 @@ def fit(
         asked.replicated,
         asked.formats,
         asked.settings,
+        found == MAX_COUNT and _taken(kept(found, 1)) == _taken(kept(found // 2, 1)),
     )
 
 

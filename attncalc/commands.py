@@ -121,6 +121,10 @@ def under_engines(
     `all` gives each engine the options that it has, and a refusal of one is a note.
     """
     if ALL not in engines:
+        with_version = [name for name in dict.fromkeys(engines) if "version" in engine(name).options]
+        if settings.version is not None and len(with_version) > 1:
+            rule = f"must be of one engine, and {' and '.join(with_version)} each have their own versions"
+            raise AttncalcError("--engine-version", rule, got=shown(settings.version), hint="Give one --engine")
         pairs = [(n.model, r) for n, r in zip(named, resolved, strict=True)]
         return [compute(m, r, engine, settings) for m, r in pairs for engine in engines], [], engines
     profiles = [engine(name) for name in ENGINES]

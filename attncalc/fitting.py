@@ -154,7 +154,9 @@ def _notes(made: Capacity, memory: Memory) -> list[str]:
     if full.bytes_budget < 0:
         over = binary_bytes(-full.bytes_budget)
         notes.append(f"{model.id}: weights and reserve exceed the memory of a GPU by {over}")
-    if made.longest is None:
+    if made.sequences is None or (made.longest is None and not made.constant):
+        notes.append(f"{model.id}: any is 2^53 or more, the most that is counted")
+    if made.constant:
         notes.append(f"{model.id}: its cache does not grow with the tokens, so a sequence may have any length")
     if memory.cache is None:
         notes.append(f"{model.id}, {made.engine}: {_account(made, memory)}")

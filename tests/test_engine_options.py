@@ -196,6 +196,25 @@ def test_no_stage_reads_the_cache_of_another(
     assert [len(stage.layers) for stage in own.stages] == [8, 27]
 
 
+@pytest.mark.parametrize(
+    ("preset", "tp", "notes"),
+    [
+        # Columns of the hidden state are whole on each GPU; those of 8 or 16 heads are divided.
+        ("inkling", 2, ["in 66 layers of conv (0 to 65), conv_state is held 2 times over by the 2 GPUs"]),
+        # 4 KV heads in the 9 full layers, 8 in the sliding ones
+        (
+            "mimo-v2-flash",
+            8,
+            [f"in 9 layers of gqa (0 to 47), {side} is held 2 times over by the 8 GPUs" for side in "kv"],
+        ),
+        # All of them
+        ("deepseek-v3", 8, [f"{name} is held 8 times over by the 8 GPUs" for name in ("c_kv", "k_pe")]),
+    ],
+)
+def test_copies_name_the_layers_that_have_them(preset: str, tp: int, notes: list[str]) -> None:
+    assert list(attncalc.load(preset).cache(1000, tp=tp).replicated) == notes
+
+
 def test_replicas_share_the_sequences(attncalc: Command) -> None:
     record = attncalc("cache", "llama-3.1-8b", "-c", "1000", "-b", "5", "--dp", "2", "--json").record
     (row,) = record["results"]

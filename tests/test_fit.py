@@ -418,6 +418,22 @@ def test_a_budget_of_its_own(attncalc: Command) -> None:
     assert row(attncalc, "llama-3.1-8b", "--memory", "5.38GiB", "-b", "4")["context_of_batch"] == r["tokens"] // 4
 
 
+def test_any_is_explained(attncalc: Command) -> None:
+    """A cache that does not grow is another reason than a memory of more tokens than are counted."""
+    constant = "so a sequence may have any length"
+    counted = "any is 2^53 or more, the most that is counted"
+
+    def notes(*words: str) -> tuple[object, list[bool]]:
+        made = attncalc("fit", *words, "--json").record
+        (r,) = made["results"]
+        return r["longest"], [any(text in note for note in made["notes"]) for text in (constant, counted)]
+
+    assert notes("rwkv7-goose-1.4b-pile", "--memory", "1TB") == (None, [True, False])
+    assert notes("llama-3.1-8b", "--memory", f"{2**53 * 131_072}B") == (None, [False, True])
+    assert notes("llama-3.1-8b", "--memory", f"{2**53 * 131_072 - 1}B") == (2**53 - 1, [False, False])
+    assert notes("rwkv7-goose-1.4b-pile", "--memory", "99999999999999999999TB") == (None, [True, True])
+
+
 def test_mtp_takes_weights_and_cache(attncalc: Command) -> None:
     plain, mtp = (row(attncalc, "deepseek-v3", "--memory", "8GiB", *w) for w in ((), ("--mtp",)))
     assert (plain["tokens"], mtp["tokens"]) == (8 * GiB // (61 * 1152), 8 * GiB // (62 * 1152))

@@ -48,8 +48,14 @@ def test_a_step_is_refused_where_the_cache_is(engine: str) -> None:
         (("jamba-v0.1", "--engine", "sglang"), "not known how sglang keeps"),
         (("deepseek-v3.2", "--engine", "llamacpp"), "not known how llamacpp keeps"),
         (("llama-3.1-8b", "--engine", "llamacpp", "--tp", "8"), "--tp: llamacpp divides layers"),
-        (("llama-3.1-8b", "--engine", "transformers", "--engine-version", "foo"), "--engine-version: must be"),
-        (("llama-3.1-8b", "--engine", "vllm", "--engine-version", "foo"), "--engine-version: must be"),
+        (
+            ("llama-3.1-8b", "--engine", "transformers", "--engine-version", "foo"),
+            "transformers takes a version such as 5.",
+        ),
+        (
+            ("llama-3.1-8b", "--engine", "vllm", "--engine-version", "foo"),
+            "vllm takes a version such as 0.33, got 'foo'",
+        ),
         (("llama-3.1-8b", "--engine", "llamacpp", "--engine-version", "foo"), "--engine-version: llamacpp takes"),
         (("llama-3.1-8b", "--engine", "llamacpp", "--engine-version", "2026-12"), "known from 2025-12 to 2026-11"),
         (("kimi-k3", "--engine", "vllm", "--engine-version", "0.11"), "vllm's rules for kda are known from 0.33"),
@@ -86,6 +92,16 @@ def test_rules_that_did_not_change_give_the_same_bytes(preset: str, engine: str,
     model = package.load(preset)
     old = model.cache(5000, engine=engine, options=EngineOptions(version=version))
     assert old.layers == model.cache(5000, engine=engine).layers
+
+
+def test_one_version_is_of_one_engine(attncalc: Command) -> None:
+    words = ("deepseek-v3", "-c", "1000", "--engine", "vllm", "--engine-version", "0.33")
+    for command in ("cache", "flops", "fit"):
+        memory = ("--memory", "1GB") if command == "fit" else ()
+        made = attncalc(command, *words, *memory, "--engine", "llamacpp")
+        assert (made.status, made.out) == (2, "")
+        assert made.err.startswith("--engine-version: must be of one engine, and vllm and llamacpp each have their own")
+    assert attncalc("cache", *words).status == 0
 
 
 def test_a_refusal_of_flops_is_a_note_of_all(attncalc: Command) -> None:

@@ -107,12 +107,33 @@ class Layered:
         )
 
     def copies(self, model: Model, layers: tuple[LayerCache, ...], request: Request, dcp: int = 1) -> tuple[str, ...]:
-        """What the split repeats; `dcp` GPUs share the tokens of what would be copies."""
+        """What the split repeats; `dcp` GPUs share the tokens of what would be copies.
+
+        Layers are named where a tensor of others is divided, or repeated otherwise.
+        """
         if request.tp == 1:
             return ()
-        whole = (self.layer(model, layer.group, replace(request, tp=1)).tensors for layer in layers)
-        pairs = [p for a, layer in zip(whole, layers, strict=True) for p in zip(a, layer.tensors, strict=True)]
-        return replicated(pairs, request.tp, dcp)
+        found: dict[str, dict[str, list[LayerGroup]]] = {}
+        for layer in layers:
+            whole = self.layer(model, layer.group, replace(request, tp=1)).tensors
+            for pair in zip(whole, layer.tensors, strict=True):
+                line = "".join(replicated([pair], request.tp, dcp))
+                found.setdefault(pair[1].name, {}).setdefault(line, []).append(layer.group)
+        return tuple(
+            line if len(lines) == 1 else f"in {_layers(groups)}, {line}"
+            for lines in found.values()
+            for line, groups in lines.items()
+            if line
+        )
+
+
+def _layers(groups: list[LayerGroup]) -> str:
+    """How many layers of every variant, and between which numbers."""
+    found: dict[str, set[int]] = {}
+    for group in groups:
+        found.setdefault(group.variant, set()).update(group.indices)
+    ranges = ((len(i), name, f"{min(i)} to {max(i)}" if len(i) > 1 else f"{min(i)}") for name, i in found.items())
+    return " and ".join(f"{n} layer{'s' * (n > 1)} of {name} ({where})" for n, name, where in ranges)
 
 
 def on_one_replica(request: Request) -> Request:

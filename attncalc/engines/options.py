@@ -112,7 +112,8 @@ def read_version(text: str | None, engine: str, oldest: tuple[int, ...], newest:
         return newest
     parts = text.strip().removeprefix("v").split(".")
     if not 2 <= len(parts) <= 3 or not all(p.isascii() and p.isdigit() and len(p) < 5 for p in parts):
-        raise AttncalcError("--engine-version", "must be a version such as 0.21 or 5.14.1", got=shown(text))
+        example = ".".join(map(str, newest))
+        raise AttncalcError("--engine-version", f"{engine} takes a version such as {example}", got=shown(text))
     version = tuple(int(p) for p in parts)
     if not oldest <= version[:2] <= newest:
         known = " to ".join(".".join(map(str, v)) for v in (oldest, newest))
