@@ -9,6 +9,7 @@ from typing import NamedTuple
 from attncalc.allocation import Allocation, LayerCache
 from attncalc.cache import Tensor
 from attncalc.engines.options import read_version
+from attncalc.engines.printed import vllm_concurrency, vllm_gib
 from attncalc.units import MAX_COUNT
 
 FRACTION_OF_FREE = ("tensorrt-llm",)
@@ -57,16 +58,14 @@ def _vllm(start: Start) -> Logged:
     """
     made, (pool,) = start.made, start.made.pools
     length, blocks, version = made.context, _blocks(start), made.options.version
-    # Floats, as vLLM's own: what it prints is to be met, with the last token that rounding costs.
-    concurrency = blocks / pool.blocks(length)
-    tokens = int(concurrency * length)
+    concurrency, tokens = vllm_concurrency(blocks, pool.blocks(length), length)
     if _before(version, (0, 21)):
         smallest = min(g.block_tokens for g in pool.groups if g.block_tokens)
         tokens = blocks // len(pool.groups) * smallest * (made.options.dcp or 1)
     if blocks - 1 < pool.blocks(length):
         return Logged(tokens, () if _before(version, NULL_BLOCK) else (_no_start(start),), blocks)
     size = f"GPU KV cache size: {tokens:,} tokens"
-    requests = f"Maximum concurrency for {length:,} tokens per request: {concurrency:.2f}x"
+    requests = f"Maximum concurrency for {length:,} tokens per request: {concurrency}x"
     return Logged(tokens, (size, requests) if _before(version, ONE_LINE) else (f"{size}, {requests}",), blocks)
 
 
@@ -84,15 +83,10 @@ def _no_start(start: Start) -> str:
         low, high = (middle, high) if pool.blocks(middle) * each <= available else (low, middle)
     line = (
         f"To serve at least one request with the model's max seq len ({made.context}), "
-        f"({_gib(needed * each)} GiB KV cache is needed, which is larger than the available KV cache memory "
-        f"({_gib(available)} GiB)."
+        f"({vllm_gib(needed * each)} GiB KV cache is needed, which is larger than the available KV cache memory "
+        f"({vllm_gib(available)} GiB)."
     )
     return f"{line} Based on the available memory, the estimated maximum model length is {low}." if low else line
-
-
-def _gib(n: int) -> str:
-    """As vLLM prints it: a rounded float, with one decimal where the second is zero."""
-    return str(round(n / GIB, 2))
 
 
 def _sglang(start: Start) -> Logged | None:
