@@ -153,7 +153,11 @@ def _notes(made: Capacity, memory: Memory) -> list[str]:
     notes += idle_notes(model, made.engine, idle)
     if full.bytes_budget < 0:
         over = binary_bytes(-full.bytes_budget)
-        notes.append(f"{model.id}: weights and reserve exceed the memory of a GPU by {over}")
+        weights = made.request.formats.weight
+        notes.append(
+            f"{model.id}: weights and reserve are {over} more than may be used of a GPU's memory; weights are counted "
+            f"in {weights}, --weight-dtype names another format"
+        )
     if made.sequences is None or (made.longest is None and not made.constant):
         notes.append(f"{model.id}: any is 2^53 or more, the most that is counted")
     if made.constant:
