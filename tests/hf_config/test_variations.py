@@ -39,6 +39,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
     **dict.fromkeys(("n_shared_experts", "num_shared_experts", "n_group", "topk_group", "first_k_dense_replace"), 1),
     "sliding_window": 9,
+    "pad_token_id": 0,  # the defaults lie beyond a small vocabulary
     "mamba_n_heads": 8,
     "mamba_d_state": 16,
     "mamba_n_groups": 2,
