@@ -98,6 +98,7 @@ def check(preset: str, engine: str, budget: int, batch: int = 1) -> None:
     assert (kept(1000, b) if b else 0) <= budget < kept(1000, b + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("preset", SAMPLE)
 def test_one_token_more_is_too_much(preset: str, engine: str) -> None:
@@ -114,6 +115,7 @@ def test_one_token_more_is_too_much_for_every_model(preset: str, engine: str) ->
     check(preset, engine, BUDGETS[1], batch=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "every"),
     [("deepseek-v4-flash", 400), pytest.param("deepseek-v4-pro", 23, marks=pytest.mark.slow)],

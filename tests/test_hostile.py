@@ -90,6 +90,7 @@ def read_in_a_process(path: Path) -> tuple[subprocess.CompletedProcess[str], flo
     return made, float(seconds), float(megabytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LARGE)
 def test_size_and_depth(case: str, tmp_path: Path) -> None:
     name, write, line = LARGE[case]

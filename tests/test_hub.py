@@ -187,6 +187,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_cannot_be_had_is_one_line(endpoint: str, tmp_path: Path, name: str) -> None:
     made = cache(endpoint, tmp_path, name, HF_HUB_ETAG_TIMEOUT="1", HF_HUB_DOWNLOAD_TIMEOUT="1")

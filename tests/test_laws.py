@@ -207,6 +207,7 @@ def test_excess_of_expanding_is_the_repeated_expansion(attention: Attention, len
     assert total - flops(attention, Step(Workload(whole, whole)), "expanded") == repeated
 
 
+@pytest.mark.slow
 @given(attention=attentions, step=steps())
 def test_a_reach_beyond_the_context_is_full_attention(attention: Attention, step: Step) -> None:
     context = step.workload.context
@@ -353,6 +354,7 @@ def test_every_format_is_at_least_its_values() -> None:
         assert row_format.row(128) >= 128 * row_format.bits
 
 
+@pytest.mark.slow
 @given(context=st.integers(1, 5000), new=st.integers(1, 5000))
 def test_dense_counts_at_least_causal(context: int, new: int) -> None:
     new = min(new, context)

@@ -247,6 +247,7 @@ def broken_output(monkeypatch: pytest.MonkeyPatch) -> None:
 Break = Callable[[pytest.MonkeyPatch], None]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("how", "wrong"),

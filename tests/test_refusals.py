@@ -27,6 +27,7 @@ SETTINGS = ((1, "bf16", 1), (8, "bf16", 100), (1, "fp8", 1), (1, "q4_0", 1))
 """GPUs, format of the cache, new tokens."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_step_is_refused_where_the_cache_is(engine: str) -> None:
     found = set[bool]()

@@ -338,6 +338,7 @@ BREAKS: list[tuple[Break, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "claim"), BREAKS, ids=[b.__name__ for b, _ in BREAKS])
 def test_a_break_is_caught_by_a_named_claim(
     attncalc: Command, monkeypatch: pytest.MonkeyPatch, how: Break, claim: str

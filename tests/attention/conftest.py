@@ -1,10 +1,10 @@
-"""Layers take most of the time: the fast set keeps those of softmax and latent attention, the rest is `slow`."""
+"""Layers take most of the time: the fast set keeps those of softmax attention, the rest is `slow`."""
 
 from pathlib import Path
 
 import pytest
 
-FAST = ("test_gqa_torch", "test_mla_torch")
+FAST = ("test_gqa_torch",)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -348,6 +348,7 @@ def test_fused_projections_have_the_same_parameters(tmp_path: Path) -> None:
     assert replace(made, path="") == replace(plain_one, path="")
 
 
+@pytest.mark.slow
 def test_windows_of_a_pattern_and_of_a_list(tmp_path: Path) -> None:
     shipped = presets.load("gemma-3-1b")
     fields, tensors = MODELS["gemma-3-1b"](shipped)
