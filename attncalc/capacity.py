@@ -18,6 +18,7 @@ from attncalc.engines.options import EngineOptions
 from attncalc.engines.stages import within
 from attncalc.errors import AttncalcError, check_type, shown
 from attncalc.model import LayerGroup, Model
+from attncalc.search import largest
 from attncalc.units import MAX_COUNT
 from attncalc.weights import bytes_on_gpu
 
@@ -162,7 +163,7 @@ def _last(holds: Callable[[int], bool], limit: int) -> int:
     low, high = 0, 1
     while high <= limit and holds(high):
         low, high = high, 2 * high
-    return _between(holds, low, min(high, limit + 1))
+    return largest(holds, low, min(high, limit + 1))
 
 
 def _last_below(holds: Callable[[int], bool], top: int) -> int:
@@ -170,15 +171,7 @@ def _last_below(holds: Callable[[int], bool], top: int) -> int:
     low, high, step = top, top + 1, 1
     while low > 0 and not holds(low):
         low, high, step = max(0, low - step), low, 2 * step
-    return _between(holds, low, high)
-
-
-def _between(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest k < high with holds(k), given that low does (or is 0) and high does not."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    return largest(holds, low, high)
 
 
 def fit(

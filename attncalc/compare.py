@@ -11,6 +11,7 @@ from attncalc.errors import AttncalcError, shown
 from attncalc.model import LayerGroup
 from attncalc.ops import Contraction
 from attncalc.reach import FULL, Reach
+from attncalc.search import largest
 from attncalc.workload import Conventions, Workload
 
 if TYPE_CHECKING:
@@ -152,10 +153,6 @@ def expand_from_new_tokens(
         )
         return absorbed - expanded
 
-    low, high = 1, workload.context
-    if saved(high) <= 0:
+    if saved(workload.context) <= 0:
         return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if saved(middle) > 0 else (middle + 1, high)
-    return low
+    return largest(lambda n: saved(n) <= 0, 0, workload.context) + 1

@@ -19,7 +19,7 @@ MAX_LINES = 400
 # Every module may import those of its own layer and of the layers before it.
 LAYERS = (
     ("attncalc.errors", "attncalc"),
-    ("attncalc.units", "attncalc.dtypes", "attncalc.axes", "attncalc.reach"),
+    ("attncalc.units", "attncalc.dtypes", "attncalc.axes", "attncalc.reach", "attncalc.search"),
     ("attncalc.ops", "attncalc.cache", "attncalc.workload"),
     ("attncalc.attention.base",),
     ("attncalc.attention", "attncalc.ffn", "attncalc.latent_moe", "attncalc.channel_mix"),

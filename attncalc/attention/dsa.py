@@ -17,6 +17,7 @@ from attncalc.cache import CacheTensor
 from attncalc.errors import AttncalcError
 from attncalc.ops import LAYER_NORM, ROTATION, Contraction, Ops, Part, Rowwise, activation, on_chip, product, weight
 from attncalc.reach import FULL, Reach
+from attncalc.search import largest
 from attncalc.units import MAX_COUNT
 from attncalc.workload import Workload
 
@@ -158,12 +159,10 @@ class DSA(MLA):
             )
             return dense - sparse
 
-        low = high = 1 if workload.phase == "prefill" else workload.new_tokens
+        high = 1 if workload.phase == "prefill" else workload.new_tokens
+        low = high - 1
         while saved(high) <= 0:
             low, high = high, 2 * high
             if high > MAX_COUNT // 2:
                 return None
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if saved(middle) > 0 else (middle + 1, high)
-        return low
+        return largest(lambda n: saved(n) <= 0, low, high) + 1

@@ -38,28 +38,12 @@ def cache(
     output: o.Output = None,
 ) -> None:
     """Cache bytes per token, layer, sequence and GPU, beside the same heads as MHA, GQA-8 and MQA."""
+    settings = o.engine_settings(locals())
     from attncalc import commands
-    from attncalc.engines.options import read_options
     from attncalc.inputs import Options
     from attncalc.render import chosen_format, deliver
 
     wanted = chosen_format(format, json, output)
-    settings = read_options(
-        version=engine_version,
-        block_size=block_size,
-        max_batched_tokens=max_batched_tokens,
-        prefix_caching=prefix_caching,
-        no_hybrid_manager=no_hybrid_manager,
-        draft_tokens=draft_tokens,
-        slots=slots,
-        ubatch=ubatch,
-        kv_unified=kv_unified,
-        swa_ratio=swa_ratio,
-        pp=pp,
-        dcp=dcp,
-        dp=dp,
-        dp_attention=dp_attention,
-    )
     asked = Options(
         context,
         batch,
@@ -163,8 +147,8 @@ def flops(
     output: o.Output = None,
 ) -> None:
     """FLOPs and bytes of one step, by operation, layer group and model."""
+    settings = o.engine_settings(locals())
     from attncalc import commands
-    from attncalc.engines.options import read_options
     from attncalc.inputs import Options
     from attncalc.render import chosen_format, deliver
 
@@ -184,7 +168,7 @@ def flops(
         count=count,
         mtp=mtp,
         logits=logits,
-        engine=read_options(version=engine_version, draft_tokens=draft_tokens),
+        engine=settings,
     )
     deliver(commands.flops(models or [], model or [], engine or ["logical"], asked), wanted, output)
 

@@ -54,28 +54,12 @@ def fit(
     output: o.Output = None,
 ) -> None:
     """Tokens and sequences that fit into a memory beside the weights, or into a given cache budget."""
+    settings = o.engine_settings(locals())
     from attncalc import fitting
-    from attncalc.engines.options import read_options
     from attncalc.inputs import Options
     from attncalc.render import chosen_format, deliver
 
     wanted = chosen_format(format, json, output)
-    settings = read_options(
-        version=engine_version,
-        block_size=block_size,
-        max_batched_tokens=max_batched_tokens,
-        prefix_caching=prefix_caching,
-        no_hybrid_manager=no_hybrid_manager,
-        draft_tokens=draft_tokens,
-        slots=slots,
-        ubatch=ubatch,
-        kv_unified=kv_unified,
-        swa_ratio=swa_ratio,
-        pp=pp,
-        dcp=dcp,
-        dp=dp,
-        dp_attention=dp_attention,
-    )
     asked = Options(
         context,
         batch,

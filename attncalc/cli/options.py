@@ -1,10 +1,14 @@
 """Options that several commands share, as types. All numbers arrive as text: units are ours to read."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attncalc.engines import ALL, ENGINES
+
+if TYPE_CHECKING:
+    from attncalc.engines.options import EngineOptions
 
 Models = Annotated[
     list[str] | None,
@@ -90,3 +94,13 @@ Json = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
 Output = Annotated[
     str | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file instead of printing.")
 ]
+
+
+def engine_settings(arguments: Mapping[str, Any]) -> "EngineOptions":
+    """The engine's options among the arguments of a command, each under its own name."""
+    from dataclasses import fields
+
+    from attncalc.engines.options import EngineOptions, read_options
+
+    names = {f.name: "engine_version" if f.name == "version" else f.name for f in fields(EngineOptions)}
+    return read_options(**{name: arguments[said] for name, said in names.items() if said in arguments})

@@ -10,6 +10,7 @@ from attncalc.allocation import Allocation, LayerCache
 from attncalc.cache import Tensor
 from attncalc.engines.options import read_version
 from attncalc.engines.printed import vllm_concurrency, vllm_gib
+from attncalc.search import largest
 from attncalc.units import MAX_COUNT
 
 FRACTION_OF_FREE = ("tensorrt-llm",)
@@ -77,16 +78,15 @@ def _no_start(start: Start) -> str:
     available, each = next((free, n) for free, n in left if free < needed * n)
     if available <= 0:
         return "No available memory for the cache blocks."
-    low, high = 0, made.context
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if pool.blocks(middle) * each <= available else (low, middle)
+    longest = largest(lambda n: pool.blocks(n) * each <= available, 0, made.context)
     line = (
         f"To serve at least one request with the model's max seq len ({made.context}), "
         f"({vllm_gib(needed * each)} GiB KV cache is needed, which is larger than the available KV cache memory "
         f"({vllm_gib(available)} GiB)."
     )
-    return f"{line} Based on the available memory, the estimated maximum model length is {low}." if low else line
+    if not longest:
+        return line
+    return f"{line} Based on the available memory, the estimated maximum model length is {longest}."
 
 
 def _sglang(start: Start) -> Logged | None:

@@ -24,7 +24,7 @@ from tests.attention.common import (  # noqa: E402
     check_splits,
     check_state_bytes,
     check_state_contract,
-    make,
+    make_scattered,
     sequence,
 )
 from tests.test_sharing import document, group  # noqa: E402
@@ -119,24 +119,16 @@ def definition(layer: Any, x: Any) -> Any:
     return out
 
 
-def randomised(spec: RGLRU) -> Any:
-    layer = make(Layer, spec)
-    with torch.no_grad():
-        for p in layer.parameters():
-            p.normal_(std=0.5)
-    return layer
-
-
 @specs
 def test_equals_the_definition(spec: RGLRU) -> None:
-    layer, x = randomised(spec), sequence(spec)
+    layer, x = make_scattered(Layer, spec), sequence(spec)
     with torch.no_grad():
         assert_equal(layer(x), definition(layer, x))
 
 
 @specs
 def test_steps_equal_one_prompt(spec: RGLRU) -> None:
-    layer, x = randomised(spec), sequence(spec)
+    layer, x = make_scattered(Layer, spec), sequence(spec)
     check_splits(layer, x, 0, [13], [1, 2, 7, 1, 1, 1], [7, 3, 1, 2])
 
 
